@@ -1,0 +1,187 @@
+//! When a checkpoint is due, who has written its part, and when it may be committed. Pure; the manifest
+//! is written by [`crate::store`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use elasticdl_spec::{ModelShape, OptimizerSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::tasks::Done;
+
+/// What a committed checkpoint says of itself. A directory without one is no checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of this format.
+    pub format: u32,
+    /// The job.
+    pub job: String,
+    /// The checkpoint's number.
+    pub id: u64,
+    /// The model it fits.
+    pub shape: ModelShape,
+    /// The optimizer whose state it holds.
+    pub optimizer: OptimizerSpec,
+    /// The seed of everything.
+    pub seed: u64,
+    /// Its files, by partition.
+    pub partitions: BTreeMap<u32, PartitionFile>,
+    /// Training tasks that every partition holds to their end.
+    pub done: Done,
+    /// Fingerprint of all shards in order, so that changed data is noticed; 0 while not all were known.
+    pub shards: u64,
+}
+
+/// The version of the manifest that this code writes.
+pub const FORMAT: u32 = 1;
+
+/// One partition's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartitionFile {
+    /// Its length.
+    pub bytes: u64,
+    /// CRC-32 of the whole file.
+    pub crc32: u32,
+    /// The partition's incarnation when it was cut.
+    pub incarnation: u64,
+}
+
+/// What the last call for a written part has led to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Progress {
+    /// Others are still writing, or it was another checkpoint's.
+    Waiting,
+    /// All parts are durable: it may be committed.
+    Complete(Written),
+}
+
+/// A checkpoint whose files are all durable.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Written {
+    /// Its number.
+    pub id: u64,
+    /// Its files.
+    pub files: BTreeMap<u32, PartitionFile>,
+    /// What was done before the first partition was cut.
+    pub done: Done,
+}
+
+/// Decides on checkpoints.
+#[derive(Debug)]
+pub struct Coordinator {
+    every: Option<Duration>,
+    last: Duration,
+    next: u64,
+    writing: Option<Writing>,
+}
+
+#[derive(Debug)]
+struct Writing {
+    id: u64,
+    servers: BTreeSet<u32>,
+    files: BTreeMap<u32, PartitionFile>,
+    done: Done,
+    /// Whether all parts are durable and the manifest is being written.
+    committing: bool,
+}
+
+impl Coordinator {
+    /// A coordinator that gives out numbers from `next` on.
+    pub fn new(every: Option<Duration>, next: u64) -> Self {
+        Coordinator { every, last: Duration::ZERO, next, writing: None }
+    }
+
+    /// Whether one is due by the clock.
+    pub fn is_due(&self, now: Duration) -> bool {
+        self.writing.is_none() && self.every.is_some_and(|every| now.saturating_sub(self.last) >= every)
+    }
+
+    /// The one being written.
+    pub fn writing(&self) -> Option<u64> {
+        self.writing.as_ref().map(|w| w.id)
+    }
+
+    /// Begins one that covers `done`. Every task in it was acknowledged by every partition before this
+    /// call, and every partition is cut after it, so every file holds those tasks to their end.
+    pub fn begin(&mut self, now: Duration, servers: BTreeSet<u32>, done: Done) -> u64 {
+        assert!(self.writing.is_none(), "one checkpoint at a time");
+        let id = self.next;
+        self.next += 1;
+        self.last = now;
+        self.writing = Some(Writing { id, servers, files: BTreeMap::new(), done, committing: false });
+        id
+    }
+
+    /// A server has written its partitions' files.
+    pub fn written(&mut self, server: u32, id: u64, files: BTreeMap<u32, PartitionFile>) -> Progress {
+        let Some(writing) = self.writing.as_mut().filter(|w| w.id == id && !w.committing) else {
+            return Progress::Waiting;
+        };
+        if writing.servers.remove(&server) {
+            writing.files.extend(files);
+        }
+        if !writing.servers.is_empty() {
+            return Progress::Waiting;
+        }
+        writing.committing = true;
+        let (files, done) = (writing.files.clone(), writing.done.clone());
+        Progress::Complete(Written { id, files, done })
+    }
+
+    /// The manifest is durable, or the checkpoint failed or lost a server: it is over either way.
+    /// Returns whether it was the one being written.
+    pub fn over(&mut self, now: Duration, id: u64) -> bool {
+        let ours = self.writing() == Some(id);
+        if ours {
+            self.writing = None;
+            self.last = now;
+        }
+        ours
+    }
+
+    /// Forgets the one being written: a partition changed under it.
+    pub fn abandon(&mut self) -> Option<u64> {
+        self.writing.take().map(|w| w.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: PartitionFile = PartitionFile { bytes: 1, crc32: 2, incarnation: 1 };
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn part(partition: u32) -> BTreeMap<u32, PartitionFile> {
+        [(partition, FILE)].into()
+    }
+
+    #[test]
+    fn it_is_complete_only_when_every_server_has_written() {
+        let mut c = Coordinator::new(Some(at(60)), 4);
+        assert!(!c.is_due(at(59)) && c.is_due(at(60)));
+        let id = c.begin(at(60), [0, 1].into(), Done::default());
+        assert_eq!(id, 4);
+        assert_eq!(c.written(0, id, part(0)), Progress::Waiting);
+        assert_eq!(c.written(0, id, part(0)), Progress::Waiting, "a repeated report is no second server");
+        assert_eq!(c.written(1, id + 1, part(1)), Progress::Waiting, "another checkpoint's report");
+        let Progress::Complete(written) = c.written(1, id, part(1)) else { panic!("all have written") };
+        assert_eq!(written.files.len(), 2);
+        assert!(!c.is_due(at(500)), "it is being committed");
+        assert!(c.over(at(70), id));
+        assert!(!c.is_due(at(129)) && c.is_due(at(130)));
+    }
+
+    #[test]
+    fn reports_for_an_abandoned_one_are_not_believed() {
+        let mut c = Coordinator::new(None, 1);
+        let id = c.begin(at(0), [0].into(), Done::default());
+        assert_eq!(c.abandon(), Some(id));
+        assert_eq!(c.written(0, id, part(0)), Progress::Waiting);
+        assert!(!c.over(at(1), id));
+        assert_eq!(c.begin(at(2), [0].into(), Done::default()), id + 1, "numbers are not reused");
+    }
+}

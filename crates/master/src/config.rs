@@ -1,0 +1,73 @@
+//! What a master is started with.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use elasticdl_spec::Plan;
+use elasticdl_wire::Token;
+use elasticdl_wire::control::Role;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+
+/// Everything a master needs from outside.
+pub struct Config {
+    /// The job and its model.
+    pub plan: Plan,
+    /// The job's directory: index, events, checkpoints by default.
+    pub job_dir: PathBuf,
+    /// The job's secret.
+    pub token: Token,
+    /// Where it is called; already bound, so that the address is known.
+    pub listener: TcpListener,
+    /// Goes on from the last committed checkpoint instead of beginning afresh.
+    pub resume: bool,
+    /// Starts and stops processes.
+    pub launcher: Box<dyn Launcher>,
+    /// Exits of processes that the launcher started.
+    pub exits: mpsc::UnboundedReceiver<Exit>,
+    /// A value here asks the job to stop, as `POST /v1/stop` does: signals, a client that went away.
+    pub stops: mpsc::UnboundedReceiver<crate::status::StopRequest>,
+    /// What the data allows at best, where it carries a planted truth.
+    pub best: Option<Best>,
+    /// Exports a committed checkpoint; called once, at the end, where the job has an output.
+    pub export: Option<Export>,
+}
+
+/// Exports the checkpoint in a directory; what it returns goes into the `exported` event.
+pub type Export = Box<dyn FnOnce(&Path) -> Result<serde_json::Value, String> + Send>;
+
+/// The best reachable figures on the validation data.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Best {
+    /// Log loss.
+    pub logloss: f64,
+    /// Area under the curve.
+    pub auc: f64,
+}
+
+/// Starts and stops the processes of a job: local processes, or pods.
+pub trait Launcher: Send {
+    /// Starts a worker or server; returns its process id. Its exit comes through [`Config::exits`].
+    fn start(&mut self, role: Role, id: u32) -> io::Result<u32>;
+    /// Asks it to end: SIGTERM, which drains.
+    fn stop(&mut self, role: Role, id: u32, pid: u32);
+    /// Ends it at once.
+    fn kill(&mut self, role: Role, id: u32, pid: u32);
+}
+
+/// A process is gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exit {
+    /// What it was.
+    pub role: Role,
+    /// Its number.
+    pub id: u32,
+    /// Its process id.
+    pub pid: u32,
+    /// Its exit code; `None` where a signal ended it.
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// The last lines of its log, for messages.
+    pub last_lines: Vec<String>,
+}

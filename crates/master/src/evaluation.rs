@@ -1,0 +1,212 @@
+//! Evaluation rounds: every validation shard scored once, the scores merged. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use elasticdl_spec::scores::Scores;
+use elasticdl_spec::{LeaseId, Shard, TaskId, WorkerId};
+
+use crate::tasks::{Held, Lease};
+
+/// The evaluations of a job, one round at a time.
+#[derive(Debug)]
+pub struct Evaluation {
+    shards: Vec<Shard>,
+    indexed: bool,
+    every: Option<Duration>,
+    /// When the last round ended, or training began.
+    rested: Duration,
+    round: u32,
+    running: Option<Round>,
+}
+
+/// A round under way.
+#[derive(Debug, Default)]
+struct Round {
+    todo: BTreeSet<u32>,
+    leased: BTreeMap<u32, Lease>,
+    scores: Scores,
+}
+
+impl Evaluation {
+    /// No round yet; one each `every` while training.
+    pub fn new(every: Option<Duration>) -> Self {
+        Evaluation { shards: Vec::new(), indexed: false, every, rested: Duration::ZERO, round: 0, running: None }
+    }
+
+    /// A validation shard was found.
+    pub fn add_shard(&mut self, shard: Shard) {
+        self.shards.push(shard);
+    }
+
+    /// All validation shards are known.
+    pub fn all_found(&mut self) {
+        self.indexed = true;
+    }
+
+    /// Whether all validation shards are known, so that a round may begin.
+    pub fn is_indexed(&self) -> bool {
+        self.indexed
+    }
+
+    /// Whether there is anything to evaluate on.
+    pub fn has_data(&self) -> bool {
+        !self.shards.is_empty()
+    }
+
+    /// The shard of a task.
+    pub fn shard(&self, task: TaskId) -> &Shard {
+        &self.shards[task.shard as usize]
+    }
+
+    /// Training begins now: the first interval is counted from here.
+    pub fn rest_from(&mut self, now: Duration) {
+        self.rested = now;
+    }
+
+    /// Whether a round on the interval is due.
+    pub fn is_due(&self, now: Duration) -> bool {
+        let rested = now.saturating_sub(self.rested);
+        self.indexed && self.has_data() && self.running.is_none() && self.every.is_some_and(|every| rested >= every)
+    }
+
+    /// Whether a round is under way.
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Begins a round; one under way is forgotten.
+    pub fn begin(&mut self) {
+        assert!(self.indexed && self.has_data(), "a round needs its shards");
+        self.round += 1;
+        let todo = (0..self.shards.len() as u32).collect();
+        self.running = Some(Round { todo, ..Round::default() });
+    }
+
+    /// Forgets the round under way.
+    pub fn abandon(&mut self) {
+        self.running = None;
+    }
+
+    /// Gives the next task of the round to a worker.
+    pub fn lease(&mut self, now: Duration, id: LeaseId, worker: WorkerId) -> Option<TaskId> {
+        let round = self.running.as_mut()?;
+        let shard = round.todo.pop_first()?;
+        round.leased.insert(shard, Lease { id, worker, renewed: now });
+        Some(TaskId::evaluate(self.round, shard))
+    }
+
+    /// A worker is at it.
+    pub fn progress(&mut self, now: Duration, task: TaskId, id: LeaseId) -> Held {
+        match self.held(task, id) {
+            Some(lease) => {
+                lease.renewed = now;
+                Held::Yes
+            }
+            None => Held::No,
+        }
+    }
+
+    /// A task is scored. Returns the round's scores where it was the last.
+    pub fn finish(&mut self, now: Duration, task: TaskId, id: LeaseId, scores: &Scores) -> (Held, Option<Scores>) {
+        if self.held(task, id).is_none() {
+            return (Held::No, None);
+        }
+        let round = self.running.as_mut().expect("a held task belongs to a round");
+        round.leased.remove(&task.shard);
+        round.scores.merge(scores);
+        if !round.todo.is_empty() || !round.leased.is_empty() {
+            return (Held::Yes, None);
+        }
+        self.rested = now;
+        (Held::Yes, self.running.take().map(|round| round.scores))
+    }
+
+    /// A task is given back.
+    pub fn give_back(&mut self, task: TaskId, id: LeaseId) -> Held {
+        if self.held(task, id).is_none() {
+            return Held::No;
+        }
+        let round = self.running.as_mut().expect("a held task belongs to a round");
+        round.leased.remove(&task.shard);
+        round.todo.insert(task.shard);
+        Held::Yes
+    }
+
+    /// Ends the leases of a worker that is gone, and of those without progress for `limit`.
+    pub fn expire(&mut self, now: Duration, limit: Duration, gone: Option<WorkerId>) {
+        let Some(round) = self.running.as_mut() else { return };
+        let ends = |l: &Lease| Some(l.worker) == gone || now.saturating_sub(l.renewed) > limit;
+        let ended: Vec<u32> = round.leased.iter().filter(|(_, l)| ends(l)).map(|(s, _)| *s).collect();
+        for shard in ended {
+            round.leased.remove(&shard);
+            round.todo.insert(shard);
+        }
+    }
+
+    fn held(&mut self, task: TaskId, id: LeaseId) -> Option<&mut Lease> {
+        if task.epoch != self.round {
+            return None;
+        }
+        self.running.as_mut()?.leased.get_mut(&task.shard).filter(|lease| lease.id == id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease_id(n: u64) -> LeaseId {
+        LeaseId { term: 1, n }
+    }
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn evaluation() -> Evaluation {
+        let mut evaluation = Evaluation::new(Some(at(10)));
+        for n in 0..2 {
+            let path = format!("v{n}");
+            evaluation.add_shard(Shard { path, first: 0, records: Some(1), offset: 0, fingerprint: 0 });
+        }
+        evaluation.all_found();
+        evaluation
+    }
+
+    fn scores(probability: f32, label: f32) -> Scores {
+        let mut scores = Scores::default();
+        scores.add(probability, label);
+        scores
+    }
+
+    #[test]
+    fn a_round_ends_when_its_last_task_is_scored_even_after_a_death() {
+        let mut e = evaluation();
+        assert!(!e.is_due(at(9)) && e.is_due(at(10)));
+        e.begin();
+        assert!(!e.is_due(at(99)), "one round at a time");
+        let first = e.lease(at(10), lease_id(1), WorkerId(0)).unwrap();
+        let second = e.lease(at(10), lease_id(2), WorkerId(1)).unwrap();
+        assert_eq!(e.lease(at(10), lease_id(3), WorkerId(2)), None);
+        e.expire(at(11), at(60), Some(WorkerId(0)));
+        assert_eq!(e.finish(at(12), first, lease_id(1), &scores(0.9, 1.0)), (Held::No, None));
+        assert_eq!(e.finish(at(12), second, lease_id(2), &scores(0.1, 0.0)), (Held::Yes, None));
+        assert_eq!(e.lease(at(12), lease_id(4), WorkerId(1)), Some(first));
+        let (held, merged) = e.finish(at(13), first, lease_id(4), &scores(0.8, 1.0));
+        assert_eq!(held, Held::Yes);
+        let merged = merged.unwrap();
+        assert_eq!((merged.records(), merged.auc()), (2, Some(1.0)));
+        assert!(!e.is_due(at(22)) && e.is_due(at(23)));
+    }
+
+    #[test]
+    fn a_report_of_an_abandoned_round_is_not_counted() {
+        let mut e = evaluation();
+        e.begin();
+        let task = e.lease(at(0), lease_id(1), WorkerId(0)).unwrap();
+        e.begin();
+        assert_eq!(e.finish(at(1), task, lease_id(1), &scores(0.5, 1.0)).0, Held::No);
+        assert_eq!(e.progress(at(1), task, lease_id(1)), Held::No);
+    }
+}

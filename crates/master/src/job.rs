@@ -1,0 +1,310 @@
+//! A job's life, decided in one place: `step(now, event, effects)`.
+//!
+//! Everything from outside comes in as an [`Event`] with the time; everything to be done goes out as an
+//! [`Effect`]. Nothing here reads a clock, a file or a socket, so a simulator can drive the very same
+//! type. Questions carry a [`Ticket`]; their answers are effects too, because some must wait.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use elasticdl_spec::{LeaseId, Plan, Purpose, Shard, placement};
+use elasticdl_wire::control::{
+    BeatReply, CheckpointWrittenRequest, JoinReply, LeaseReply, ReadyRequest, ReportRequest, Role,
+    TopologyReply,
+};
+use serde_json::{Map, Value};
+
+use crate::checkpoint::{Coordinator, Manifest};
+use crate::config::{Best, Exit};
+use crate::evaluation::Evaluation;
+use crate::fleet::{self, Fleet};
+use crate::status::{Phase, Status, StopRequest};
+use crate::tasks::{Order, Tasks};
+
+mod members;
+mod phases;
+mod view;
+mod work;
+
+/// Ties an answer to its question.
+pub type Ticket = u64;
+
+/// A process that calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Caller {
+    /// Worker (0) or server (1), as in the protocol.
+    pub role: i32,
+    /// Its number.
+    pub id: u32,
+    /// Its process.
+    pub pid: u32,
+}
+
+impl Caller {
+    fn role(self) -> Role {
+        if self.role == Role::Server as i32 { Role::Server } else { Role::Worker }
+    }
+}
+
+/// Something from outside.
+#[derive(Debug)]
+pub enum Event {
+    /// A shard was found in the files.
+    ShardFound(Purpose, Shard),
+    /// No more shards of this purpose.
+    AllFound(Purpose),
+    /// The files cannot be indexed.
+    IndexFailed(String),
+    /// A process reports in.
+    Joined(Ticket, Caller, String),
+    /// A server serves its partitions, or cannot.
+    Ready(Ticket, Caller, ReadyRequest),
+    /// A sign of life, to be answered when there is something to do.
+    Beat(Ticket, Caller, Value),
+    /// Where are the partitions?
+    TopologyAsked(Ticket),
+    /// A worker wants a task.
+    LeaseAsked(Ticket, Caller),
+    /// A worker tells how far it is.
+    Reported(Ticket, Caller, Box<ReportRequest>),
+    /// A server has written its part of a checkpoint, or failed to.
+    Written(Ticket, Caller, CheckpointWrittenRequest),
+    /// A manifest is durable, or could not be written.
+    Committed(u64, Result<Box<Manifest>, String>),
+    /// The export has ended.
+    Exported(Result<Value, String>),
+    /// A process was started, or could not be.
+    Launched(Role, u32, Result<u32, String>),
+    /// A process is gone.
+    Exited(Exit),
+    /// So many workers, please.
+    Scale(Ticket, u32),
+    /// Stop.
+    Stop(StopRequest),
+    /// Time has passed.
+    Tick,
+}
+
+/// Something to be done.
+#[derive(Debug, PartialEq)]
+pub enum Effect {
+    /// Answer a question.
+    Answer(Ticket, Answer),
+    /// Carry out an order on the fleet.
+    Fleet(fleet::Order),
+    /// End a process at once.
+    Kill(Role, u32, u32),
+    /// Write the manifest of a checkpoint whose files are durable.
+    Commit(Box<Manifest>),
+    /// Export the checkpoint with this number.
+    Export(u64),
+    /// Tell the world.
+    Emit(&'static str, Map<String, Value>),
+    /// The job is over.
+    Finish(Phase),
+}
+
+/// An answer to a question.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    /// To [`Event::Joined`].
+    Join(Box<JoinReply>),
+    /// To [`Event::Beat`].
+    Beat(BeatReply),
+    /// To [`Event::TopologyAsked`].
+    Topology(TopologyReply),
+    /// To [`Event::LeaseAsked`].
+    Lease(LeaseReply),
+    /// To [`Event::Reported`]: whether the lease is still held.
+    Report(bool),
+    /// To whatever needs no more than that.
+    Noted,
+    /// To whatever comes from a process that is not one of ours, or asks the impossible.
+    Refused(String),
+}
+
+/// Where a partition is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    server: u32,
+    incarnation: u64,
+    /// Set while its server serves it.
+    address: Option<String>,
+}
+
+/// What is known of a process beside its state in the fleet.
+#[derive(Debug, Clone, Default)]
+struct Known {
+    address: String,
+    records: u64,
+    gauges: Value,
+}
+
+/// A beat that waits for something to do.
+#[derive(Debug)]
+struct Waiting {
+    ticket: Ticket,
+    since: Duration,
+}
+
+/// A job.
+pub struct Job {
+    plan: Plan,
+    /// The plan as every process gets it.
+    plan_json: String,
+    /// Directory of the checkpoints, as the servers are told.
+    checkpoint_dir: String,
+    best: Option<Best>,
+    exports: bool,
+    term: u64,
+    lease_next: u64,
+    phase: Phase,
+    error: Option<String>,
+    tasks: Tasks,
+    evaluation: Evaluation,
+    fleet: Fleet,
+    checkpoints: Coordinator,
+    /// The newest committed checkpoint: what a restarted server restores.
+    committed: Option<Manifest>,
+    places: Vec<Place>,
+    known: BTreeMap<(i32, u32), Known>,
+    beats: BTreeMap<Caller, Waiting>,
+    command_next: u64,
+    /// When training began, ended, and from how many records it started in this run.
+    training: Option<(Duration, Option<Duration>, u64)>,
+    /// Set once every training task is done and a checkpoint begun after that is committed.
+    saved: bool,
+    window: VecDeque<(Duration, u64, f64)>,
+    last_progress: Duration,
+    last_scores: Option<(f64, Option<f64>)>,
+    stopping_since: Duration,
+    /// The checkpoint that each server was last told to write.
+    checkpoint_told: BTreeMap<u32, u64>,
+    /// Whether the checkpoint being written covers every training task.
+    checkpoint_covers_all: bool,
+    /// Whether the final evaluation is over.
+    evaluated_last: bool,
+    exporting: bool,
+    /// The last log lines of the process that died last.
+    last_words: Vec<String>,
+    /// Failures that another try may mend, by task and batch.
+    failures: BTreeMap<(String, u64), u32>,
+}
+
+/// What a job is made from.
+pub struct Start {
+    /// The job and its model.
+    pub plan: Plan,
+    /// Where checkpoints go.
+    pub checkpoint_dir: String,
+    /// The checkpoint to go on from.
+    pub resume: Option<Manifest>,
+    /// The number of the next checkpoint.
+    pub checkpoint_next: u64,
+    /// What the data allows at best.
+    pub best: Option<Best>,
+    /// Whether the model is exported at the end.
+    pub exports: bool,
+    /// Which master this is.
+    pub term: u64,
+}
+
+impl Job {
+    /// A job of which nothing runs yet.
+    pub fn new(start: Start) -> Self {
+        let job = &start.plan.job;
+        let order = if job.data.shuffle { Order::Shuffled(job.train.seed) } else { Order::Files };
+        let place = |p| {
+            let server = placement::server_of_partition(elasticdl_spec::PartitionId(p), job.servers.count).0;
+            Place { server, incarnation: 1, address: None }
+        };
+        let mut tasks = Tasks::new(job.train.epochs, order);
+        if let Some(manifest) = &start.resume {
+            tasks.restore(manifest.done.clone());
+        }
+        Job {
+            plan_json: serde_json::to_string(&start.plan).expect("a plan is JSON"),
+            checkpoint_dir: start.checkpoint_dir,
+            best: start.best,
+            exports: start.exports,
+            term: start.term,
+            lease_next: 1,
+            phase: Phase::Starting,
+            error: None,
+            tasks,
+            evaluation: Evaluation::new(job.evaluate.every),
+            fleet: Fleet::new(job.servers.count, job.workers.count, job.limits.restarts),
+            checkpoints: Coordinator::new(job.checkpoint.every, start.checkpoint_next),
+            committed: start.resume,
+            places: (0..job.servers.partitions).map(place).collect(),
+            known: BTreeMap::new(),
+            beats: BTreeMap::new(),
+            command_next: 1,
+            training: None,
+            saved: false,
+            window: VecDeque::new(),
+            last_progress: Duration::ZERO,
+            last_scores: None,
+            stopping_since: Duration::ZERO,
+            checkpoint_told: BTreeMap::new(),
+            checkpoint_covers_all: false,
+            evaluated_last: false,
+            exporting: false,
+            last_words: Vec::new(),
+            failures: BTreeMap::new(),
+            plan: start.plan,
+        }
+    }
+
+    /// Takes in what happened and says what is to be done.
+    pub fn step(&mut self, now: Duration, event: Event, effects: &mut Vec<Effect>) {
+        match event {
+            Event::ShardFound(Purpose::Train, shard) => self.tasks.add_shard(shard),
+            Event::ShardFound(Purpose::Evaluate, shard) => self.evaluation.add_shard(shard),
+            Event::AllFound(Purpose::Train) => self.all_found(effects),
+            Event::AllFound(Purpose::Evaluate) => self.evaluation.all_found(),
+            Event::IndexFailed(error) => self.fail(now, error, effects),
+            Event::Joined(ticket, caller, address) => self.joined(ticket, caller, address, effects),
+            Event::Ready(ticket, caller, ready) => self.ready(now, ticket, caller, ready, effects),
+            Event::Beat(ticket, caller, gauges) => self.beat(now, ticket, caller, gauges, effects),
+            Event::TopologyAsked(ticket) => {
+                effects.push(Effect::Answer(ticket, Answer::Topology(self.topology())));
+            }
+            Event::LeaseAsked(ticket, caller) => self.lease(now, ticket, caller, effects),
+            Event::Reported(ticket, caller, report) => self.report(now, ticket, caller, *report, effects),
+            Event::Written(ticket, caller, written) => self.written(now, ticket, caller, written, effects),
+            Event::Committed(id, outcome) => self.commit_over(now, id, outcome, effects),
+            Event::Exported(outcome) => self.exported(now, outcome, effects),
+            Event::Launched(role, id, outcome) => self.launched(now, role, id, outcome, effects),
+            Event::Exited(exit) => self.exited(now, exit, effects),
+            Event::Scale(ticket, workers) => self.scale(now, ticket, workers, effects),
+            Event::Stop(stop) => self.stop(now, stop, effects),
+            Event::Tick => self.tick(now, effects),
+        }
+        self.advance(now, effects);
+    }
+
+    /// Where the job is.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// The job as people see it.
+    pub fn status(&self, now: Duration) -> Status {
+        view::status(self, now)
+    }
+
+    fn next_lease(&mut self) -> LeaseId {
+        let n = self.lease_next;
+        self.lease_next += 1;
+        LeaseId { term: self.term, n }
+    }
+}
+
+/// Fields of an event.
+fn fields<const N: usize>(pairs: [(&str, Value); N]) -> Map<String, Value> {
+    pairs.into_iter().map(|(key, value)| (key.to_string(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests;

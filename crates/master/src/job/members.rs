@@ -1,0 +1,262 @@
+//! Processes: how they join, serve, give signs of life, and go.
+
+use std::time::Duration;
+
+use elasticdl_spec::WorkerId;
+use elasticdl_wire::control::{
+    Assignment, BeatReply, JoinReply, Place, ReadyRequest, Role, TopologyReply, WriteCheckpoint, beat_reply,
+};
+use serde_json::{Value, json};
+
+use super::{Answer, Caller, Effect, Job, Known, Ticket, Waiting, fields};
+use crate::config::Exit;
+use crate::fleet::{Order, State};
+use crate::status::Phase;
+use crate::store;
+
+/// How long a beat is held when there is nothing to say.
+const BEAT_HELD: Duration = Duration::from_secs(1);
+
+impl Job {
+    pub(super) fn joined(&mut self, ticket: Ticket, caller: Caller, address: String, effects: &mut Vec<Effect>) {
+        if !self.fleet.joined(caller.role(), caller.id, caller.pid) {
+            return effects.push(refused(ticket));
+        }
+        let known = Known { address, ..Known::default() };
+        self.known.insert((caller.role, caller.id), known);
+        if caller.role() == Role::Worker {
+            let facts = fields([("worker", json!(caller.id)), ("pid", json!(caller.pid))]);
+            effects.push(Effect::Emit("worker_joined", facts));
+        }
+        let reply = JoinReply {
+            plan: self.plan_json.clone(),
+            partitions: self.assignments(caller),
+            restore_from: match (&self.committed, caller.role()) {
+                (Some(manifest), Role::Server) => store::checkpoint_path(&self.checkpoint_dir, manifest.id),
+                _ => String::new(),
+            },
+            term: self.term,
+        };
+        effects.push(Effect::Answer(ticket, Answer::Join(Box::new(reply))));
+    }
+
+    /// What a server is to open.
+    fn assignments(&self, caller: Caller) -> Vec<Assignment> {
+        if caller.role() != Role::Server {
+            return Vec::new();
+        }
+        let ours = self.places.iter().enumerate().filter(|(_, place)| place.server == caller.id);
+        ours.map(|(partition, place)| {
+            let partition = partition as u32;
+            let file = self.committed.as_ref().and_then(|m| m.partitions.get(&partition));
+            Assignment {
+                partition,
+                incarnation: place.incarnation,
+                bytes: file.map_or(0, |f| f.bytes),
+                crc32: file.map_or(0, |f| f.crc32),
+            }
+        })
+        .collect()
+    }
+
+    pub(super) fn ready(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        caller: Caller,
+        ready: ReadyRequest,
+        effects: &mut Vec<Effect>,
+    ) {
+        if !self.fleet.knows(caller.role(), caller.id, caller.pid) {
+            return effects.push(refused(ticket));
+        }
+        effects.push(Effect::Answer(ticket, Answer::Noted));
+        if !ready.error.is_empty() {
+            if ready.user_error {
+                self.fail(now, format!("ps-{} cannot open its partitions: {}", caller.id, ready.error), effects);
+            }
+            return; // It ends, and is started again.
+        }
+        let address = self.known.get(&(caller.role, caller.id)).map(|k| k.address.clone()).unwrap_or_default();
+        for opened in ready.partitions {
+            let place = self.places.get_mut(opened.partition as usize);
+            // A server that opened before a roll-back holds rows that do not count any more.
+            if let Some(place) = place
+                && place.server == caller.id
+                && place.incarnation == opened.incarnation
+            {
+                place.address = Some(address.clone());
+            }
+        }
+    }
+
+    pub(super) fn topology(&self) -> TopologyReply {
+        let place = |(partition, place): (usize, &super::Place)| Place {
+            partition: partition as u32,
+            incarnation: place.incarnation,
+            address: place.address.clone().unwrap_or_default(),
+        };
+        TopologyReply { places: self.places.iter().enumerate().map(place).collect() }
+    }
+
+    pub(super) fn beat(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        caller: Caller,
+        gauges: Value,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self.phase.is_over() || !self.fleet.knows(caller.role(), caller.id, caller.pid) {
+            return effects.push(self.leave(ticket));
+        }
+        self.known.entry((caller.role, caller.id)).or_default().gauges = gauges;
+        self.beats.insert(caller, Waiting { ticket, since: now });
+        self.answer_beats(now, effects);
+    }
+
+    /// Answers beats that have waited long enough, and servers that are to write a checkpoint.
+    pub(super) fn answer_beats(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        let writing = self.checkpoints.writing();
+        let mut answered = Vec::new();
+        for (caller, waiting) in &self.beats {
+            let due = writing.filter(|_| {
+                caller.role() == Role::Server && self.checkpoint_told.get(&caller.id) != writing.as_ref()
+            });
+            if let Some(id) = due {
+                let dir = store::checkpoint_path(&self.checkpoint_dir, id);
+                let what = beat_reply::What::WriteCheckpoint(WriteCheckpoint { checkpoint: id, dir });
+                answered.push((*caller, waiting.ticket, Some(what)));
+            } else if now.saturating_sub(waiting.since) >= BEAT_HELD {
+                answered.push((*caller, waiting.ticket, None));
+            }
+        }
+        for (caller, ticket, what) in answered {
+            self.beats.remove(&caller);
+            let mut command = 0;
+            if what.is_some() {
+                command = self.command_next;
+                self.command_next += 1;
+                self.checkpoint_told.insert(caller.id, writing.expect("only told while one is written"));
+            }
+            effects.push(Effect::Answer(ticket, Answer::Beat(BeatReply { command, what })));
+        }
+    }
+
+    /// Tells everybody who waits to end.
+    pub(super) fn send_home(&mut self, effects: &mut Vec<Effect>) {
+        for (_, waiting) in std::mem::take(&mut self.beats) {
+            let leave = self.leave(waiting.ticket);
+            effects.push(leave);
+        }
+    }
+
+    fn leave(&mut self, ticket: Ticket) -> Effect {
+        let command = self.command_next;
+        self.command_next += 1;
+        let what = Some(beat_reply::What::Leave(true));
+        Effect::Answer(ticket, Answer::Beat(BeatReply { command, what }))
+    }
+
+    pub(super) fn launched(
+        &mut self,
+        now: Duration,
+        role: Role,
+        id: u32,
+        outcome: Result<u32, String>,
+        effects: &mut Vec<Effect>,
+    ) {
+        match outcome {
+            Ok(pid) => {
+                let event = if role == Role::Server { "server_started" } else { "worker_started" };
+                let key = if role == Role::Server { "server" } else { "worker" };
+                effects.push(Effect::Emit(event, fields([(key, json!(id)), ("pid", json!(pid))])));
+                effects.extend(self.fleet.started(role, id, pid).map(Effect::Fleet));
+            }
+            Err(error) => self.fail(now, format!("cannot start a process: {error}"), effects),
+        }
+    }
+
+    pub(super) fn exited(&mut self, now: Duration, exit: Exit, effects: &mut Vec<Effect>) {
+        let Some(asked) = self.fleet.exited(now, exit.role, exit.id, exit.pid) else { return };
+        self.beats.retain(|caller, _| caller.role() != exit.role || caller.id != exit.id);
+        if self.phase.is_over() {
+            return;
+        }
+        let (event, key) = match exit.role {
+            Role::Worker => ("worker_exited", "worker"),
+            Role::Server => ("server_exited", "server"),
+        };
+        let mut facts = fields([(key, json!(exit.id)), ("pid", json!(exit.pid)), ("asked", json!(asked))]);
+        facts.extend(exit.code.map(|code| ("code".to_string(), json!(code))));
+        facts.extend(exit.signal.map(|signal| ("signal".to_string(), json!(signal))));
+        if !asked && !exit.last_lines.is_empty() {
+            facts.insert("last_lines".into(), json!(exit.last_lines));
+        }
+        effects.push(Effect::Emit(event, facts));
+        if !asked {
+            self.last_words = exit.last_lines;
+        }
+        match exit.role {
+            Role::Worker => {
+                self.known.remove(&(Role::Worker as i32, exit.id));
+                self.tasks.worker_gone(WorkerId(exit.id));
+                self.evaluation.expire(now, Duration::MAX, Some(WorkerId(exit.id)));
+            }
+            Role::Server if asked => {}
+            Role::Server => self.roll_back(effects),
+        }
+    }
+
+    /// A server's rows since the last checkpoint are gone. Every partition goes back to that checkpoint,
+    /// and with them the tasks, so that nothing is lost and nothing counts twice.
+    fn roll_back(&mut self, effects: &mut Vec<Effect>) {
+        for place in &mut self.places {
+            place.incarnation += 1;
+            place.address = None;
+        }
+        self.checkpoints.abandon();
+        self.evaluation.abandon();
+        self.saved = false;
+        self.tasks.restore(self.committed.as_ref().map(|m| m.done.clone()).unwrap_or_default());
+        if self.phase != Phase::Stopping {
+            self.phase = Phase::Starting;
+        }
+        let survivors: Vec<(u32, u32)> = self
+            .fleet
+            .servers()
+            .iter()
+            .filter(|(_, server)| server.state != State::Waiting)
+            .filter_map(|(id, server)| Some((*id, server.pid?)))
+            .collect();
+        for (id, pid) in survivors {
+            self.fleet.leaving(Role::Server, id);
+            effects.push(Effect::Kill(Role::Server, id, pid));
+        }
+        let from = self.committed.as_ref().map(|m| m.id);
+        let facts = fields([("checkpoint", json!(from)), ("records", json!(self.tasks.records()))]);
+        effects.push(Effect::Emit("rolled_back", facts));
+    }
+
+    /// Carries out what the fleet needs.
+    pub(super) fn reconcile(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        for order in self.fleet.reconcile(now) {
+            if let Order::GiveUp { role } = order {
+                let who = if role == Role::Server { "servers" } else { "workers" };
+                let mut error = format!(
+                    "{who} died {} times in a row without a batch done in between",
+                    self.plan.job.limits.restarts + 1
+                );
+                if !self.last_words.is_empty() {
+                    error = format!("{error}; the last one's log ends with:\n  {}", self.last_words.join("\n  "));
+                }
+                return self.fail(now, error, effects);
+            }
+            effects.push(Effect::Fleet(order));
+        }
+    }
+}
+
+pub(super) fn refused(ticket: Ticket) -> Effect {
+    Effect::Answer(ticket, Answer::Refused("this process is not part of the job: join first".into()))
+}

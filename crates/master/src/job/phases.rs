@@ -1,0 +1,322 @@
+//! From starting to done: what the job does next, and when.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use elasticdl_spec::mix::{hash_text, mix2};
+use elasticdl_wire::control::{CheckpointWrittenRequest, Role};
+use serde_json::{Value, json};
+
+use super::members::refused;
+use super::view;
+use super::{Answer, Caller, Effect, Job, Ticket, fields};
+use crate::checkpoint::{FORMAT, Manifest, PartitionFile, Progress, Written};
+use crate::fleet::State;
+use crate::status::{Phase, StopRequest};
+
+/// How long a stop waits for workers to drain before they are ended.
+const DRAIN: Duration = Duration::from_secs(15);
+/// How often the progress is told.
+const PROGRESS: Duration = Duration::from_secs(1);
+
+impl Job {
+    /// Time has passed.
+    pub(super) fn tick(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        let limit = self.plan.job.limits.lease;
+        for (task, worker) in self.tasks.expire(now, limit) {
+            let facts = fields([("task", json!(task)), ("worker", json!(worker.0))]);
+            effects.push(Effect::Emit("lease_expired", facts));
+        }
+        self.evaluation.expire(now, limit, None);
+        self.trim_window(now);
+        self.answer_beats(now, effects);
+        if self.phase == Phase::Training && now.saturating_sub(self.last_progress) >= PROGRESS {
+            self.last_progress = now;
+            effects.push(Effect::Emit("progress", view::progress(self, now)));
+        }
+    }
+
+    /// Moves on as far as possible. Called after every event.
+    pub(super) fn advance(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.phase.is_over() {
+            return;
+        }
+        self.reconcile(now, effects);
+        match self.phase {
+            Phase::Starting if self.places.iter().all(|p| p.address.is_some()) => {
+                self.phase = Phase::Training;
+                if self.training.is_none() {
+                    self.training = Some((now, None, self.tasks.records()));
+                    self.evaluation.rest_from(now);
+                }
+                effects.push(Effect::Emit("training", fields([("records", json!(self.tasks.records()))])));
+            }
+            Phase::Training if self.tasks.is_complete() => {
+                if let Some((_, end @ None, _)) = &mut self.training {
+                    *end = Some(now);
+                }
+                self.evaluation.abandon();
+                effects.push(Effect::Emit("progress", view::progress(self, now)));
+                self.phase = Phase::Saving;
+            }
+            Phase::Training => {
+                if self.evaluation.is_due(now) {
+                    self.evaluation.begin();
+                }
+                if self.checkpoints.is_due(now) {
+                    self.begin_checkpoint(now, effects);
+                }
+            }
+            Phase::Saving if self.saved => self.after_save(now, effects),
+            Phase::Saving if self.checkpoints.writing().is_none() => self.begin_checkpoint(now, effects),
+            Phase::Evaluating if self.evaluated_last => self.after_evaluation(now, effects),
+            Phase::Stopping => self.advance_stop(now, effects),
+            _ => {}
+        }
+    }
+
+    /// The final checkpoint is committed: judge it, or go on.
+    fn after_save(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.exporting {
+            return;
+        }
+        if !self.evaluation.is_indexed() {
+            return; // The last validation file is still being indexed.
+        }
+        if self.evaluation.has_data() && !self.evaluated_last {
+            self.phase = Phase::Evaluating;
+            self.evaluation.begin();
+        } else {
+            self.after_evaluation(now, effects);
+        }
+    }
+
+    fn after_evaluation(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if !self.exports {
+            return self.finish(now, Phase::Done, effects);
+        }
+        if !self.exporting {
+            self.exporting = true;
+            self.phase = Phase::Saving;
+            let id = self.committed.as_ref().expect("a saved job has a checkpoint").id;
+            effects.push(Effect::Export(id));
+        }
+    }
+
+    pub(super) fn exported(&mut self, now: Duration, outcome: Result<Value, String>, effects: &mut Vec<Effect>) {
+        match outcome {
+            Ok(facts) => {
+                effects.push(Effect::Emit("exported", fields([("output", facts)])));
+                self.finish(now, Phase::Done, effects);
+            }
+            Err(error) => self.fail(now, format!("the export failed: {error}"), effects),
+        }
+    }
+
+    fn begin_checkpoint(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.checkpoints.writing().is_some() || self.places.iter().any(|p| p.address.is_none()) {
+            return;
+        }
+        let servers: BTreeSet<u32> = self.places.iter().map(|p| p.server).collect();
+        self.checkpoint_covers_all = self.tasks.is_complete();
+        self.checkpoints.begin(now, servers, self.tasks.done().clone());
+        self.answer_beats(now, effects);
+    }
+
+    pub(super) fn written(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        caller: Caller,
+        written: CheckpointWrittenRequest,
+        effects: &mut Vec<Effect>,
+    ) {
+        if !self.fleet.knows(Role::Server, caller.id, caller.pid) {
+            return effects.push(refused(ticket));
+        }
+        effects.push(Effect::Answer(ticket, Answer::Noted));
+        if !written.error.is_empty() {
+            let error = format!("ps-{}: {}", caller.id, written.error);
+            return self.checkpoint_failed(now, written.checkpoint, error, effects);
+        }
+        let stale = |f: &&elasticdl_wire::control::Assignment| {
+            self.places.get(f.partition as usize).is_none_or(|p| p.incarnation != f.incarnation)
+        };
+        if written.files.iter().any(|f| stale(&f)) {
+            return; // Cut before a roll-back: that checkpoint was abandoned.
+        }
+        let files: BTreeMap<u32, PartitionFile> = written
+            .files
+            .iter()
+            .map(|f| (f.partition, PartitionFile { bytes: f.bytes, crc32: f.crc32, incarnation: f.incarnation }))
+            .collect();
+        if let Progress::Complete(done) = self.checkpoints.written(caller.id, written.checkpoint, files) {
+            effects.push(Effect::Commit(Box::new(self.manifest(done))));
+        }
+    }
+
+    fn manifest(&self, written: Written) -> Manifest {
+        let job = &self.plan.job;
+        Manifest {
+            format: FORMAT,
+            job: job.name.clone(),
+            id: written.id,
+            shape: self.plan.shape.clone(),
+            optimizer: job.train.optimizer,
+            seed: job.train.seed,
+            partitions: written.files,
+            done: written.done,
+            shards: self.shards_fingerprint(),
+        }
+    }
+
+    /// One number for all shards in their order; 0 while not all are known.
+    fn shards_fingerprint(&self) -> u64 {
+        if !self.tasks.is_indexed() {
+            return 0;
+        }
+        self.tasks.shards().iter().fold(1, |hash, shard| {
+            let place = mix2(hash_text(&shard.path), shard.first);
+            mix2(mix2(hash, place), mix2(shard.records.unwrap_or(u64::MAX), shard.fingerprint))
+        })
+    }
+
+    /// All shards are known: are they the ones that the checkpoint was made from?
+    pub(super) fn all_found(&mut self, effects: &mut Vec<Effect>) {
+        self.tasks.all_found();
+        let before = self.committed.as_ref().map_or(0, |m| m.shards);
+        if before != 0 && before != self.shards_fingerprint() {
+            let error = "the training files are not those that the checkpoint was made from: their number, \
+                         size, time or shards differ, so that records would be lost or counted twice; put the old \
+                         files back, or train anew under another name";
+            return self.fail(Duration::ZERO, error.into(), effects);
+        }
+        let facts = fields([
+            ("shards", json!(self.tasks.shards().len())),
+            ("records_total", json!(self.tasks.records_total())),
+        ]);
+        effects.push(Effect::Emit("indexed", facts));
+    }
+
+    pub(super) fn commit_over(
+        &mut self,
+        now: Duration,
+        id: u64,
+        outcome: Result<Box<Manifest>, String>,
+        effects: &mut Vec<Effect>,
+    ) {
+        match outcome {
+            Ok(manifest) => {
+                if !self.checkpoints.over(now, id) {
+                    return; // Abandoned meanwhile; it is on disk, but nobody builds on it.
+                }
+                let bytes: u64 = manifest.partitions.values().map(|f| f.bytes).sum();
+                let facts = fields([
+                    ("checkpoint", json!(id)),
+                    ("bytes", json!(bytes)),
+                    ("records", json!(manifest.done.records)),
+                ]);
+                effects.push(Effect::Emit("checkpoint", facts));
+                self.committed = Some(*manifest);
+                self.saved = self.checkpoint_covers_all;
+                if self.phase == Phase::Stopping {
+                    self.finish(now, Phase::Stopped, effects);
+                }
+            }
+            Err(error) => self.checkpoint_failed(now, id, error, effects),
+        }
+    }
+
+    /// While training goes on, a failed checkpoint is a warning: the last good one stays, and the next
+    /// may work. At the end, or on a stop, there is no next one.
+    fn checkpoint_failed(&mut self, now: Duration, id: u64, error: String, effects: &mut Vec<Effect>) {
+        if !self.checkpoints.over(now, id) {
+            return;
+        }
+        let error = format!("checkpoint {id} could not be written: {error}");
+        if matches!(self.phase, Phase::Saving | Phase::Stopping) {
+            return self.fail(now, error, effects);
+        }
+        effects.push(Effect::Emit("warning", fields([("message", json!(error))])));
+    }
+
+    pub(super) fn scale(&mut self, now: Duration, ticket: Ticket, workers: u32, effects: &mut Vec<Effect>) {
+        let max = self.plan.job.workers.max;
+        let refusal = if self.phase.is_over() || self.phase == Phase::Stopping {
+            Some("the job is over or stopping".to_string())
+        } else if workers < 1 || workers > max {
+            Some(format!("{workers} workers are wanted; from 1 to workers.max = {max} are possible"))
+        } else {
+            None
+        };
+        if let Some(reason) = refusal {
+            return effects.push(Effect::Answer(ticket, Answer::Refused(reason)));
+        }
+        let facts = fields([("from", json!(self.fleet.workers_wanted())), ("to", json!(workers))]);
+        self.fleet.scale(workers);
+        self.reconcile(now, effects);
+        effects.push(Effect::Emit("scaled", facts));
+        effects.push(Effect::Answer(ticket, Answer::Noted));
+    }
+
+    pub(super) fn stop(&mut self, now: Duration, stop: StopRequest, effects: &mut Vec<Effect>) {
+        if self.phase.is_over() {
+            return;
+        }
+        // Before the first batch and after the last there is nothing that a checkpoint would save.
+        if stop.now || matches!(self.phase, Phase::Starting | Phase::Evaluating) || self.saved {
+            return self.finish(now, Phase::Stopped, effects);
+        }
+        if self.phase != Phase::Stopping {
+            self.phase = Phase::Stopping;
+            self.stopping_since = now;
+            self.evaluation.abandon();
+            self.checkpoints.abandon();
+            self.fleet.scale(0);
+            effects.push(Effect::Emit("stopping", fields([])));
+        }
+    }
+
+    /// Workers drain, then the servers write a checkpoint.
+    fn advance_stop(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.fleet.workers().is_empty() {
+            if self.checkpoints.writing().is_none() {
+                self.begin_checkpoint(now, effects);
+            }
+        } else if now.saturating_sub(self.stopping_since) > DRAIN {
+            for (id, worker) in self.fleet.workers() {
+                effects.extend(worker.pid.map(|pid| Effect::Kill(Role::Worker, *id, pid)));
+            }
+            self.stopping_since = now;
+        }
+    }
+
+    /// The job cannot go on. The last good checkpoint stays as it is.
+    pub(super) fn fail(&mut self, now: Duration, error: String, effects: &mut Vec<Effect>) {
+        if self.phase.is_over() {
+            return;
+        }
+        self.error = Some(error);
+        self.finish(now, Phase::Failed, effects);
+    }
+
+    fn finish(&mut self, now: Duration, phase: Phase, effects: &mut Vec<Effect>) {
+        assert!(phase.is_over() && !self.phase.is_over(), "a job ends once");
+        if let Some((_, end @ None, _)) = &mut self.training {
+            *end = Some(now);
+        }
+        self.phase = phase;
+        self.fleet.close();
+        self.send_home(effects);
+        let members = [(Role::Worker, self.fleet.workers()), (Role::Server, self.fleet.servers())];
+        for (role, fleet) in members {
+            for (id, member) in fleet.iter().filter(|(_, m)| m.state != State::Waiting) {
+                // Whoever is not in a beat just now would hear of the end only at its next one.
+                let order = member.pid.map(|pid| crate::fleet::Order::Stop { role, id: *id, pid });
+                effects.extend(order.map(Effect::Fleet));
+            }
+        }
+        effects.push(Effect::Emit("finished", view::finished(self, now)));
+        effects.push(Effect::Finish(phase));
+    }
+}

@@ -1,0 +1,23 @@
+//! The master: one per job. It cuts data into shards, leases tasks, decides the fleet, commits
+//! checkpoints, runs evaluations and tells how it goes.
+//!
+//! The cores decide and do no IO: [`tasks`], [`fleet`], [`evaluation`], [`checkpoint`] and, above them,
+//! [`job`], whose `step(now, event, effects)` is the only entrance. The edges carry out and decide
+//! nothing: [`run`] (the loop), `server` (gRPC and HTTP), [`shards`] (indexing), [`store`] (manifests).
+
+pub mod checkpoint;
+pub mod config;
+pub mod error;
+pub mod evaluation;
+pub mod fleet;
+pub mod job;
+pub mod run;
+mod server;
+pub mod shards;
+pub mod status;
+pub mod store;
+pub mod tasks;
+
+pub use config::Config;
+pub use error::{Error, Result};
+pub use run::{Outcome, run};

@@ -1,0 +1,272 @@
+//! Edge: the loop that feeds the job events and carries out its effects.
+#![expect(clippy::disallowed_methods, reason = "the edge reads the clock and starts threads")]
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use elasticdl_wire::control::{BeatReply, Role, beat_reply};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::checkpoint::Manifest;
+use crate::config::{Config, Exit, Export, Launcher};
+use crate::error::{Error, Result};
+use crate::fleet::Order;
+use crate::job::{Answer, Effect, Event, Job, Start, Ticket};
+use crate::server::{EventLog, Input, router};
+use crate::status::Phase;
+use crate::{shards, store};
+
+/// How often time passes for the job.
+const TICK: Duration = Duration::from_millis(50);
+/// How long processes may take to end once the job is over, before they are ended.
+const GOODBYE: Duration = Duration::from_secs(5);
+/// How long the last events wait to be fetched.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// How the job ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    /// Done, failed or stopped.
+    pub phase: Phase,
+}
+
+/// Runs a job to its end.
+pub async fn run(config: Config) -> Result<Outcome> {
+    let job_spec = config.plan.job.clone();
+    let default_dir = config.job_dir.join("checkpoint");
+    let checkpoint_dir = job_spec.checkpoint.dir.as_ref().map_or(default_dir, PathBuf::from);
+    let resume = prepare(&config, &checkpoint_dir)?;
+    let (inputs_sender, inputs) = mpsc::unbounded_channel();
+    let log = EventLog::new();
+    let events_path = config.job_dir.join("events.jsonl");
+    let events_file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&events_path)
+        .map_err(|e| Error::io(format!("opening {}", events_path.display()), e))?;
+
+    let app = router(config.token.clone(), inputs_sender.clone(), log.clone());
+    let serving = tokio::spawn(axum::serve(config.listener, app).into_future());
+    index(&job_spec, config.job_dir.join("index"), inputs_sender.clone())?;
+
+    let start = Start {
+        checkpoint_dir: checkpoint_dir.display().to_string(),
+        checkpoint_next: store::next_id(&checkpoint_dir)?,
+        resume,
+        best: config.best,
+        exports: config.export.is_some(),
+        term: 1,
+        plan: config.plan,
+    };
+    let mut edge = Edge {
+        job: Job::new(start),
+        began: Instant::now(),
+        checkpoint_dir,
+        keep: job_spec.checkpoint.keep,
+        launcher: config.launcher,
+        export: config.export,
+        inputs: inputs_sender,
+        tickets: BTreeMap::new(),
+        ticket_next: 1,
+        log,
+        events_file,
+        running: BTreeMap::new(),
+        over: None,
+    };
+    let phase = edge.follow(inputs, config.exits, config.stops).await;
+    let _ = tokio::time::timeout(LAST_WORDS, edge.log.all_seen()).await;
+    serving.abort();
+    Ok(Outcome { phase })
+}
+
+/// Makes the checkpoint directory and reads what is to be resumed.
+fn prepare(config: &Config, checkpoint_dir: &Path) -> Result<Option<Manifest>> {
+    fs::create_dir_all(checkpoint_dir)
+        .map_err(|e| Error::io(format!("making the checkpoint directory {}", checkpoint_dir.display()), e))?;
+    if !config.resume {
+        return Ok(None);
+    }
+    let shown = checkpoint_dir.display().to_string();
+    let manifest = store::newest(checkpoint_dir)?.ok_or(Error::NothingToResume(shown.clone()))?;
+    store::check_fits(&shown, &manifest, &config.plan)?;
+    Ok(Some(manifest))
+}
+
+/// Indexes the files on a thread of its own.
+fn index(job: &elasticdl_spec::JobSpec, index_dir: PathBuf, inputs: mpsc::UnboundedSender<Input>) -> Result<()> {
+    fs::create_dir_all(&index_dir).map_err(|e| Error::io(format!("making {}", index_dir.display()), e))?;
+    let job = job.clone();
+    // The loop may be gone before the index is done; then nobody needs it.
+    let mut send = move |event| drop(inputs.send(Input::Event(event)));
+    std::thread::Builder::new()
+        .name("index".into())
+        .spawn(move || shards::find(&job, &index_dir, &mut send))
+        .map_err(|e| Error::io("starting the indexing thread", e))?;
+    Ok(())
+}
+
+/// The job with everything it touches.
+struct Edge {
+    job: Job,
+    began: Instant,
+    checkpoint_dir: PathBuf,
+    keep: u32,
+    launcher: Box<dyn Launcher>,
+    export: Option<Export>,
+    inputs: mpsc::UnboundedSender<Input>,
+    tickets: BTreeMap<Ticket, oneshot::Sender<Answer>>,
+    ticket_next: Ticket,
+    log: EventLog,
+    events_file: File,
+    /// Processes that were started and whose exit has not been seen.
+    running: BTreeMap<u32, (Role, u32)>,
+    over: Option<(Phase, Instant)>,
+}
+
+impl Edge {
+    async fn follow(
+        &mut self,
+        mut inputs: mpsc::UnboundedReceiver<Input>,
+        mut exits: mpsc::UnboundedReceiver<Exit>,
+        mut stops: mpsc::UnboundedReceiver<crate::status::StopRequest>,
+    ) -> Phase {
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        self.emit("started", serde_json::Map::new());
+        loop {
+            tokio::select! {
+                biased;
+                Some(exit) = exits.recv() => {
+                    self.running.remove(&exit.pid);
+                    self.step(Event::Exited(exit));
+                }
+                Some(stop) = stops.recv() => self.step(Event::Stop(stop)),
+                Some(input) = inputs.recv() => self.input(input),
+                _ = tick.tick() => self.step(Event::Tick),
+            }
+            if let Some((phase, since)) = self.over {
+                if self.running.is_empty() {
+                    return phase;
+                }
+                if since.elapsed() > GOODBYE {
+                    for (pid, (role, id)) in std::mem::take(&mut self.running) {
+                        self.launcher.kill(role, id, pid);
+                    }
+                    return phase;
+                }
+            }
+        }
+    }
+
+    fn input(&mut self, input: Input) {
+        match input {
+            Input::Event(event) => self.step(event),
+            Input::Question(make, reply) => {
+                let ticket = self.ticket_next;
+                self.ticket_next += 1;
+                self.tickets.insert(ticket, reply);
+                self.step(make(ticket));
+            }
+            // Whoever asked may have gone.
+            Input::Status(reply) => drop(reply.send(self.job.status(self.began.elapsed()))),
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            let mut effects = Vec::new();
+            self.job.step(self.began.elapsed(), event, &mut effects);
+            for effect in effects {
+                events.extend(self.carry_out(effect));
+            }
+        }
+    }
+
+    /// Does what the job decided; what comes of it at once is an event again.
+    fn carry_out(&mut self, effect: Effect) -> Option<Event> {
+        match effect {
+            Effect::Answer(ticket, answer) => {
+                if let Answer::Beat(BeatReply { what: Some(beat_reply::What::WriteCheckpoint(write)), .. }) = &answer
+                    && let Err(error) = fs::create_dir_all(&write.dir)
+                {
+                    // The server will fail to write into it and say so.
+                    tracing::warn!(dir = write.dir, %error, "cannot make the checkpoint's directory");
+                }
+                // A caller that gave up waiting asks again.
+                let _ = self.tickets.remove(&ticket).map(|reply| reply.send(answer));
+                None
+            }
+            Effect::Fleet(order) => self.order(order),
+            Effect::Kill(role, id, pid) => {
+                self.launcher.kill(role, id, pid);
+                None
+            }
+            Effect::Commit(manifest) => {
+                let (dir, keep, inputs) = (self.checkpoint_dir.clone(), self.keep, self.inputs.clone());
+                tokio::task::spawn_blocking(move || {
+                    let id = manifest.id;
+                    let outcome = store::commit(&dir, &manifest, keep).map(|()| manifest).map_err(|e| e.to_string());
+                    let _ = inputs.send(Input::Event(Event::Committed(id, outcome)));
+                });
+                None
+            }
+            Effect::Export(id) => self.export(id),
+            Effect::Emit(event, fields) => {
+                self.emit(event, fields);
+                None
+            }
+            Effect::Finish(phase) => {
+                self.over = Some((phase, Instant::now()));
+                None
+            }
+        }
+    }
+
+    fn order(&mut self, order: Order) -> Option<Event> {
+        match order {
+            Order::Start { role, id } => {
+                let outcome = self.launcher.start(role, id).map_err(|e| e.to_string());
+                if let Ok(pid) = outcome {
+                    self.running.insert(pid, (role, id));
+                }
+                Some(Event::Launched(role, id, outcome))
+            }
+            Order::Stop { role, id, pid } => {
+                self.launcher.stop(role, id, pid);
+                None
+            }
+            Order::GiveUp { .. } => unreachable!("the job turns this into a failure"),
+        }
+    }
+
+    fn export(&mut self, id: u64) -> Option<Event> {
+        let export = self.export.take().expect("a job exports once, and only with an exporter");
+        let dir = PathBuf::from(store::checkpoint_path(&self.checkpoint_dir.display().to_string(), id));
+        let inputs = self.inputs.clone();
+        tokio::task::spawn_blocking(move || {
+            let _ = inputs.send(Input::Event(Event::Exported(export(&dir))));
+        });
+        None
+    }
+
+    /// Tells followers, the events file and the log.
+    fn emit(&mut self, event: &str, fields: serde_json::Map<String, serde_json::Value>) {
+        let seconds = self.began.elapsed().as_millis() as f64 / 1000.0;
+        let event = self.log.push(event, seconds, fields);
+        match serde_json::to_string(&event) {
+            Ok(line) => {
+                if event.event != "progress" {
+                    tracing::info!("{line}");
+                }
+                if let Err(error) = writeln!(self.events_file, "{line}") {
+                    tracing::warn!(%error, "cannot write the event to events.jsonl");
+                }
+            }
+            Err(error) => tracing::error!(%error, "an event is no JSON"),
+        }
+    }
+}

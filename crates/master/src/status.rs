@@ -1,0 +1,137 @@
+//! What people and programs see of a job: the status, and the events on the way.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Where a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Servers are starting or restoring.
+    Starting,
+    /// Training tasks are being worked on.
+    Training,
+    /// All is trained; the last checkpoint is being written.
+    Saving,
+    /// The final evaluation runs on the saved model.
+    Evaluating,
+    /// Stopping: draining, then a checkpoint.
+    Stopping,
+    /// Over: everything trained.
+    Done,
+    /// Over: something went wrong that trying again cannot mend.
+    Failed,
+    /// Over: somebody stopped it; it can be resumed.
+    Stopped,
+}
+
+impl Phase {
+    /// Whether the job is over.
+    pub fn is_over(self) -> bool {
+        matches!(self, Phase::Done | Phase::Failed | Phase::Stopped)
+    }
+}
+
+/// A job at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The job's name.
+    pub job: String,
+    /// Where it is.
+    pub phase: Phase,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// Since this master started.
+    pub seconds: f64,
+    /// The epoch being trained, from 0.
+    pub epoch: u32,
+    /// Epochs in all.
+    pub epochs: u32,
+    /// Records trained, over all epochs and including those before a resume.
+    pub records: u64,
+    /// Records to be trained over all epochs; unknown while files are being indexed or are compressed.
+    pub records_total: Option<u64>,
+    /// Records a second over the last seconds.
+    pub records_per_second: f64,
+    /// Seconds until training is done at this rate.
+    pub eta_seconds: Option<f64>,
+    /// Mean training loss over the last seconds.
+    pub loss: Option<f64>,
+    /// Of the last evaluation.
+    pub logloss: Option<f64>,
+    /// Of the last evaluation.
+    pub auc: Option<f64>,
+    /// Malformed records set aside.
+    pub bad_records: u64,
+    /// Training tasks by state.
+    pub tasks: TaskCounts,
+    /// Workers wanted.
+    pub workers_wanted: u32,
+    /// The workers there are.
+    pub workers: Vec<Process>,
+    /// The servers there are.
+    pub servers: Vec<Process>,
+    /// The last committed checkpoint.
+    pub checkpoint: Option<u64>,
+}
+
+/// How many training tasks are in which state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskCounts {
+    /// Waiting; of the epochs begun so far.
+    pub todo: u64,
+    /// With a worker.
+    pub leased: u64,
+    /// Done, in this epoch and before.
+    pub done: u64,
+}
+
+/// A worker or a server.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its number.
+    pub id: u32,
+    /// starting, working, idle, serving, draining or waiting (for a restart).
+    pub state: String,
+    /// Its process.
+    pub pid: Option<u32>,
+    /// How often it was started again.
+    pub restarts: u32,
+    /// The task it holds.
+    pub task: Option<String>,
+    /// Records it has done.
+    pub records: u64,
+    /// What it says of itself: stage times, rows, bytes.
+    pub gauges: Value,
+}
+
+/// Something that happened, in the order it happened. Serialized as one flat JSON object with
+/// `event`, `seq` and `seconds` (since this master started).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// What: started, serving, training, progress, evaluated, checkpoint, scaled, worker_started,
+    /// worker_joined, worker_exited, server_started, server_exited, lease_expired, warning, stopping,
+    /// exported, finished.
+    pub event: String,
+    /// Its number, from 1, without holes.
+    pub seq: u64,
+    /// When, since this master started.
+    pub seconds: f64,
+    /// What belongs to it.
+    #[serde(flatten)]
+    pub fields: serde_json::Map<String, Value>,
+}
+
+/// Body of `POST /v1/scale`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScaleRequest {
+    /// Workers wanted.
+    pub workers: u32,
+}
+
+/// Body of `POST /v1/stop`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StopRequest {
+    /// Whether to leave at once, without draining and without a checkpoint.
+    pub now: bool,
+}

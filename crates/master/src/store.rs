@@ -1,0 +1,199 @@
+//! Checkpoints on disk: one directory each, a checkpoint only once its manifest is there.
+//!
+//! The servers write partition files into the directory; the manifest is written last, under another
+//! name, made durable and renamed, so that a half-written checkpoint is never read.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use elasticdl_spec::Plan;
+
+use crate::checkpoint::{FORMAT, Manifest};
+use crate::error::{Error, Result};
+
+const MANIFEST: &str = "manifest.json";
+
+/// The directory of checkpoint `id`.
+pub fn checkpoint_path(dir: &str, id: u64) -> String {
+    format!("{}/checkpoint-{id:06}", dir.trim_end_matches('/'))
+}
+
+/// The newest committed checkpoint in `dir`, if there is one.
+pub fn newest(dir: &Path) -> Result<Option<Manifest>> {
+    let Some((_, path)) = checkpoints(dir)?.into_iter().rfind(|(_, path)| path.join(MANIFEST).exists()) else {
+        return Ok(None);
+    };
+    let error = |reason: String| Error::Checkpoint { path: path.display().to_string(), reason };
+    let text = fs::read(path.join(MANIFEST)).map_err(|e| error(e.to_string()))?;
+    let manifest: Manifest =
+        serde_json::from_slice(&text).map_err(|e| error(format!("its manifest is damaged: {e}")))?;
+    if manifest.format != FORMAT {
+        return Err(error(format!("it has format {}, this program reads {FORMAT}", manifest.format)));
+    }
+    Ok(Some(manifest))
+}
+
+/// The number that the next checkpoint gets: no directory, committed or not, has it.
+pub fn next_id(dir: &Path) -> Result<u64> {
+    Ok(checkpoints(dir)?.last().map_or(1, |(id, _)| id + 1))
+}
+
+/// Whether a checkpoint fits a job's model; else what differs.
+pub fn check_fits(dir: &str, manifest: &Manifest, plan: &Plan) -> Result<()> {
+    let path = checkpoint_path(dir, manifest.id);
+    let unfit = |reason: String| Error::Checkpoint { path: path.clone(), reason };
+    let job = &plan.job;
+    for (ours, theirs) in plan.shape.tables.iter().zip(&manifest.shape.tables) {
+        if ours.name != theirs.name || ours.width() != theirs.width() {
+            return Err(unfit(format!(
+                "it is of another model: its table {} has rows of {}, the job's table {} rows of {}",
+                theirs.name,
+                theirs.width(),
+                ours.name,
+                ours.width()
+            )));
+        }
+    }
+    for (ours, theirs) in plan.shape.tensors.iter().zip(&manifest.shape.tensors) {
+        if ours.name != theirs.name || ours.shape != theirs.shape {
+            return Err(unfit(format!(
+                "it is of another model: its tensor {} is {:?}, the job's tensor {} is {:?}",
+                theirs.name, theirs.shape, ours.name, ours.shape
+            )));
+        }
+    }
+    let parts = |s: &elasticdl_spec::ModelShape| (s.tables.len(), s.tensors.len());
+    if parts(&plan.shape) != parts(&manifest.shape) {
+        return Err(unfit("it is of another model: the number of tables or tensors differs".into()));
+    }
+    if manifest.partitions.len() != job.servers.partitions as usize {
+        return Err(unfit(format!(
+            "it has {} partitions, the job {}; servers.partitions is fixed for the life of a job",
+            manifest.partitions.len(),
+            job.servers.partitions
+        )));
+    }
+    let kind = std::mem::discriminant(&job.train.optimizer);
+    if std::mem::discriminant(&manifest.optimizer) != kind {
+        return Err(unfit(format!(
+            "it holds the state of {:?}, the job trains with {:?}",
+            manifest.optimizer, job.train.optimizer
+        )));
+    }
+    if manifest.seed != job.train.seed {
+        return Err(unfit(format!(
+            "it was made with train.seed {}, the job has {}; batches would differ and records be lost or doubled",
+            manifest.seed, job.train.seed
+        )));
+    }
+    Ok(())
+}
+
+/// Writes the manifest durably, then removes what is older than the `keep` newest committed ones.
+pub fn commit(dir: &Path, manifest: &Manifest, keep: u32) -> io::Result<()> {
+    let path = PathBuf::from(checkpoint_path(&dir.display().to_string(), manifest.id));
+    let temporary = path.join(format!("{MANIFEST}.tmp"));
+    let mut file = File::create(&temporary)?;
+    file.write_all(&serde_json::to_vec_pretty(manifest)?)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path.join(MANIFEST))?;
+    File::open(&path)?.sync_all()?;
+    File::open(dir)?.sync_all()?;
+    prune(dir, manifest.id, keep)
+}
+
+/// Removes committed checkpoints beyond the `keep` newest, and unfinished ones older than `newest`.
+fn prune(dir: &Path, newest: u64, keep: u32) -> io::Result<()> {
+    assert!(keep >= 1, "the checkpoint just committed is kept");
+    let mut committed = 0;
+    for (id, path) in checkpoints(dir).map_err(io::Error::other)?.into_iter().rev() {
+        let complete = path.join(MANIFEST).exists();
+        committed += u32::from(complete);
+        if (complete && committed > keep) || (!complete && id < newest) {
+            fs::remove_dir_all(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// All checkpoint directories, committed or not, by number.
+fn checkpoints(dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(Error::io(format!("listing the checkpoints in {}", dir.display()), e)),
+    };
+    let mut found: Vec<(u64, PathBuf)> = entries
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let id = path.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()?;
+            Some((id, path))
+        })
+        .collect();
+    found.sort_unstable();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tasks::Done;
+    use elasticdl_spec::{ModelShape, OptimizerSpec};
+
+    fn manifest(id: u64) -> Manifest {
+        Manifest {
+            format: FORMAT,
+            job: "j".into(),
+            id,
+            shape: ModelShape::default(),
+            optimizer: OptimizerSpec::Sgd { learning_rate: 0.1 },
+            seed: 1,
+            partitions: Default::default(),
+            done: Done::default(),
+            shards: 0,
+        }
+    }
+
+    fn begin(dir: &Path, id: u64) {
+        fs::create_dir_all(checkpoint_path(&dir.display().to_string(), id)).unwrap();
+    }
+
+    fn ids(dir: &Path) -> Vec<u64> {
+        checkpoints(dir).unwrap().into_iter().map(|(id, _)| id).collect()
+    }
+
+    #[test]
+    fn only_a_committed_checkpoint_is_found_and_numbers_are_not_reused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!((newest(dir.path()).unwrap(), next_id(dir.path()).unwrap()), (None, 1));
+        begin(dir.path(), 1);
+        commit(dir.path(), &manifest(1), 3).unwrap();
+        begin(dir.path(), 2);
+        fs::write(dir.path().join("checkpoint-000002/manifest.json.tmp"), "half").unwrap();
+        assert_eq!(newest(dir.path()).unwrap().unwrap().id, 1);
+        assert_eq!(next_id(dir.path()).unwrap(), 3);
+    }
+
+    #[test]
+    fn the_newest_ones_are_kept_and_unfinished_ones_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        for id in 1..=5 {
+            begin(dir.path(), id);
+            if id != 3 {
+                commit(dir.path(), &manifest(id), 2).unwrap();
+            }
+        }
+        begin(dir.path(), 6);
+        assert_eq!(ids(dir.path()), [4, 5, 6], "6 may be being written");
+    }
+
+    #[test]
+    fn a_damaged_manifest_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        begin(dir.path(), 1);
+        fs::write(dir.path().join("checkpoint-000001/manifest.json"), "{\"format\":").unwrap();
+        let error = newest(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("checkpoint-000001: its manifest is damaged"), "{error}");
+    }
+}

@@ -1,0 +1,322 @@
+//! Training tasks and their leases. Pure: time comes in, decisions go out.
+//!
+//! A task is never dropped. It waits, is leased, and is done; a lease that ends early (the worker died,
+//! gave it back, or had no batch done for too long) makes it wait again, first in line. What was applied
+//! of it stays applied: whoever takes it next goes on from the partitions' marks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use elasticdl_spec::mix::mix2;
+use elasticdl_spec::{LeaseId, Shard, TaskId, WorkerId};
+use serde::{Deserialize, Serialize};
+
+use crate::status::TaskCounts;
+
+/// The tasks of a job, of one purpose.
+#[derive(Debug)]
+pub struct Tasks {
+    order: Order,
+    epochs: u32,
+    shards: Vec<Shard>,
+    /// Whether all shards are known.
+    indexed: bool,
+    /// The newest epoch begun.
+    epoch: u32,
+    /// Waiting, of the newest epoch, in the order in which they are leased.
+    todo: BTreeSet<(u64, u32)>,
+    /// Waiting again after a lease that ended early; they go first.
+    again: BTreeSet<TaskId>,
+    leased: BTreeMap<TaskId, Lease>,
+    done: Done,
+    /// Records reported so far of tasks that are not done.
+    partial: BTreeMap<TaskId, u64>,
+    bad: BTreeMap<TaskId, u64>,
+}
+
+/// In which order the tasks of an epoch are leased.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// As they stand in the files.
+    Files,
+    /// Shuffled by this seed, differently in each epoch.
+    Shuffled(u64),
+}
+
+/// A task held by a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease {
+    /// Its number.
+    pub id: LeaseId,
+    /// Who holds it.
+    pub worker: WorkerId,
+    /// When a batch was last done under it, or when it was given.
+    pub renewed: Duration,
+}
+
+/// What is done: shards per epoch, and how many records that was.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {
+    /// Finished shards by epoch, as ranges `[first, last]`.
+    pub epochs: BTreeMap<u32, Vec<(u32, u32)>>,
+    /// Good records of all of them.
+    pub records: u64,
+    /// Malformed records of all of them.
+    pub bad_records: u64,
+}
+
+impl Done {
+    /// Whether the task is done.
+    pub fn contains(&self, task: TaskId) -> bool {
+        let inside = |(first, last): &(u32, u32)| (*first..=*last).contains(&task.shard);
+        self.epochs.get(&task.epoch).is_some_and(|ranges| ranges.iter().any(inside))
+    }
+
+    /// How many tasks are done.
+    pub fn tasks(&self) -> u64 {
+        self.epochs.values().flatten().map(|(first, last)| u64::from(last - first) + 1).sum()
+    }
+
+    fn insert(&mut self, task: TaskId) {
+        let ranges = self.epochs.entry(task.epoch).or_default();
+        let at = ranges.partition_point(|(first, _)| *first < task.shard);
+        ranges.insert(at, (task.shard, task.shard));
+        let mut merged: Vec<(u32, u32)> = Vec::with_capacity(ranges.len());
+        for &(first, last) in ranges.iter() {
+            match merged.last_mut() {
+                Some((_, end)) if *end + 1 == first => *end = last,
+                _ => merged.push((first, last)),
+            }
+        }
+        *ranges = merged;
+    }
+}
+
+/// What became of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// The lease counts.
+    Yes,
+    /// It ended before: the report says nothing about the task any more.
+    No,
+}
+
+impl Tasks {
+    /// No tasks yet: `epochs` passes over shards that are still to be found.
+    pub fn new(epochs: u32, order: Order) -> Self {
+        Tasks {
+            order,
+            epochs,
+            shards: Vec::new(),
+            indexed: false,
+            epoch: 0,
+            todo: BTreeSet::new(),
+            again: BTreeSet::new(),
+            leased: BTreeMap::new(),
+            done: Done::default(),
+            partial: BTreeMap::new(),
+            bad: BTreeMap::new(),
+        }
+    }
+
+    /// A shard was found. Shards come in the same order in every run over the same files.
+    pub fn add_shard(&mut self, shard: Shard) {
+        assert!(!self.indexed, "no shard comes after the last");
+        let number = self.shards.len() as u32;
+        self.shards.push(shard);
+        for epoch in 0..=self.epoch {
+            self.make_wait(TaskId::train(epoch, number));
+        }
+    }
+
+    /// All shards are known.
+    pub fn all_found(&mut self) {
+        self.indexed = true;
+        self.begin_epochs();
+    }
+
+    /// The shards found so far.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// The shard of a task.
+    pub fn shard(&self, task: TaskId) -> &Shard {
+        &self.shards[task.shard as usize]
+    }
+
+    /// Whether all shards are known.
+    pub fn is_indexed(&self) -> bool {
+        self.indexed
+    }
+
+    /// Gives the next waiting task to a worker.
+    pub fn lease(&mut self, now: Duration, id: LeaseId, worker: WorkerId) -> Option<TaskId> {
+        let task = self.again.pop_first().or_else(|| {
+            let (_, shard) = self.todo.pop_first()?;
+            Some(TaskId::train(self.epoch, shard))
+        })?;
+        assert!(!self.done.contains(task), "a done task does not wait");
+        let previous = self.leased.insert(task, Lease { id, worker, renewed: now });
+        assert!(previous.is_none(), "a waiting task is not leased");
+        self.begin_epochs();
+        Some(task)
+    }
+
+    /// A worker has done batches of a task, `records` of them since it last said so, and met `bad`
+    /// malformed records in the task so far.
+    pub fn progress(&mut self, now: Duration, task: TaskId, id: LeaseId, records: u64, bad: u64) -> Held {
+        match self.leased.get_mut(&task).filter(|lease| lease.id == id) {
+            Some(lease) => {
+                if records > 0 {
+                    lease.renewed = now;
+                }
+                *self.partial.entry(task).or_default() += records;
+                let known = self.bad.entry(task).or_default();
+                *known = bad.max(*known);
+                Held::Yes
+            }
+            None => Held::No,
+        }
+    }
+
+    /// A task is done: all its batches are applied, `records` good records in all.
+    pub fn finish(&mut self, task: TaskId, id: LeaseId, records: u64) -> Held {
+        if self.leased.get(&task).is_none_or(|lease| lease.id != id) {
+            return Held::No;
+        }
+        self.leased.remove(&task);
+        self.partial.remove(&task);
+        self.done.records += records;
+        self.done.bad_records += self.bad.remove(&task).unwrap_or(0);
+        self.done.insert(task);
+        Held::Yes
+    }
+
+    /// A worker gives a task back, or failed at it in a way that another try may mend.
+    pub fn give_back(&mut self, task: TaskId, id: LeaseId) -> Held {
+        if self.leased.get(&task).is_none_or(|lease| lease.id != id) {
+            return Held::No;
+        }
+        self.leased.remove(&task);
+        self.make_wait(task);
+        Held::Yes
+    }
+
+    /// A worker is gone: what it held waits again.
+    pub fn worker_gone(&mut self, worker: WorkerId) -> Vec<TaskId> {
+        self.end_leases(|lease| lease.worker == worker)
+    }
+
+    /// Ends the leases under which no batch was done for `limit`.
+    pub fn expire(&mut self, now: Duration, limit: Duration) -> Vec<(TaskId, WorkerId)> {
+        let late = |lease: &Lease| now.saturating_sub(lease.renewed) > limit;
+        let workers: BTreeMap<TaskId, WorkerId> =
+            self.leased.iter().filter(|(_, l)| late(l)).map(|(t, l)| (*t, l.worker)).collect();
+        let ended = self.end_leases(late);
+        ended.into_iter().map(|task| (task, workers[&task])).collect()
+    }
+
+    /// Goes back to what a checkpoint holds: what was done after it waits again.
+    pub fn restore(&mut self, done: Done) {
+        self.leased.clear();
+        self.again.clear();
+        self.todo.clear();
+        self.partial.clear();
+        self.bad.clear();
+        self.done = done;
+        // The epochs up to the newest with anything done had been begun.
+        self.epoch = self.done.epochs.last_key_value().map_or(0, |(epoch, _)| *epoch);
+        for epoch in 0..=self.epoch {
+            for shard in 0..self.shards.len() as u32 {
+                self.make_wait(TaskId::train(epoch, shard));
+            }
+        }
+        self.begin_epochs();
+    }
+
+    /// Whether every task of every epoch is done.
+    pub fn is_complete(&self) -> bool {
+        self.indexed && self.done.tasks() == u64::from(self.epochs) * self.shards.len() as u64
+    }
+
+    /// What is done.
+    pub fn done(&self) -> &Done {
+        &self.done
+    }
+
+    /// The task and lease that a worker holds, the oldest first.
+    pub fn held_by(&self, worker: WorkerId) -> impl Iterator<Item = TaskId> + '_ {
+        self.leased.iter().filter(move |(_, lease)| lease.worker == worker).map(|(task, _)| *task)
+    }
+
+    /// Records trained: of done tasks exactly, of open ones as far as reported.
+    pub fn records(&self) -> u64 {
+        self.done.records + self.partial.values().sum::<u64>()
+    }
+
+    /// Malformed records met.
+    pub fn bad_records(&self) -> u64 {
+        self.done.bad_records + self.bad.values().sum::<u64>()
+    }
+
+    /// Records of all epochs, where that is known already.
+    pub fn records_total(&self) -> Option<u64> {
+        let once: u64 = self.shards.iter().map(|s| s.records).sum::<Option<u64>>()?;
+        self.indexed.then_some(once * u64::from(self.epochs))
+    }
+
+    /// The newest epoch begun.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Tasks by state.
+    pub fn counts(&self) -> TaskCounts {
+        TaskCounts {
+            todo: (self.todo.len() + self.again.len()) as u64,
+            leased: self.leased.len() as u64,
+            done: self.done.tasks(),
+        }
+    }
+
+    fn make_wait(&mut self, task: TaskId) {
+        if self.done.contains(task) {
+            return;
+        }
+        if task.epoch == self.epoch && !self.partial.contains_key(&task) {
+            self.todo.insert((self.key(task), task.shard));
+        } else {
+            self.again.insert(task);
+        }
+    }
+
+    fn key(&self, task: TaskId) -> u64 {
+        match self.order {
+            Order::Files => u64::from(task.shard),
+            Order::Shuffled(seed) => mix2(seed, task.as_u64()),
+        }
+    }
+
+    /// The next epoch begins when nothing of this one waits any more, so that no worker idles.
+    fn begin_epochs(&mut self) {
+        while self.indexed && self.todo.is_empty() && self.epoch + 1 < self.epochs && !self.shards.is_empty() {
+            self.epoch += 1;
+            for shard in 0..self.shards.len() as u32 {
+                self.make_wait(TaskId::train(self.epoch, shard));
+            }
+        }
+    }
+
+    fn end_leases(&mut self, ends: impl Fn(&Lease) -> bool) -> Vec<TaskId> {
+        let ended: Vec<TaskId> = self.leased.iter().filter(|(_, l)| ends(l)).map(|(t, _)| *t).collect();
+        for task in &ended {
+            self.leased.remove(task);
+            self.again.insert(*task);
+        }
+        ended
+    }
+}
+
+#[cfg(test)]
+mod tests;

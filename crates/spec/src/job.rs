@@ -1,0 +1,205 @@
+//! The typed job: what every role works from once the settings are resolved.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::layout::Layout;
+use crate::shape::ModelShape;
+
+/// Everything a person said about a job, complete and valid.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobSpec {
+    /// `metadata.name`: unique among the jobs of a machine.
+    pub name: String,
+    /// `model`
+    pub model: ModelSpec,
+    /// `data`
+    pub data: DataSpec,
+    /// `train`
+    pub train: TrainSpec,
+    /// `evaluate`
+    pub evaluate: EvaluateSpec,
+    /// `workers`
+    pub workers: WorkersSpec,
+    /// `servers`
+    pub servers: ServersSpec,
+    /// `checkpoint`
+    pub checkpoint: CheckpointSpec,
+    /// `output`: where the trained model is exported to; none is exported where it is absent.
+    pub output: Option<String>,
+    /// `limits`: times after which something is given up.
+    pub limits: LimitsSpec,
+}
+
+/// The models that ship.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Zoo {
+    /// Logistic regression.
+    Lr,
+    /// Wide & Deep.
+    WideDeep,
+    /// DeepFM.
+    Deepfm,
+}
+
+impl Zoo {
+    /// All of them, by the name used in job files.
+    pub const ALL: [(&'static str, Zoo); 3] =
+        [("lr", Zoo::Lr), ("wide-deep", Zoo::WideDeep), ("deepfm", Zoo::Deepfm)];
+}
+
+impl fmt::Display for Zoo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, _) = Zoo::ALL.iter().find(|(_, zoo)| zoo == self).expect("ALL lists every model");
+        f.write_str(name)
+    }
+}
+
+/// Which model, and its size.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelSpec {
+    /// `model.zoo`
+    pub zoo: Zoo,
+    /// `model.embedding_dim`
+    pub embedding_dim: usize,
+    /// `model.hidden`
+    pub hidden: Vec<usize>,
+}
+
+/// Where the records are and what they look like.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DataSpec {
+    /// `data.train`: paths or globs.
+    pub train: Vec<String>,
+    /// `data.validate`: paths or globs; empty for none.
+    pub validate: Vec<String>,
+    /// What the columns mean.
+    pub layout: Layout,
+    /// `data.format`; `None`: by file name.
+    pub format: Option<Format>,
+    /// `data.synth_rows`: where `data.train` matches nothing, this many rows are made there first.
+    pub synth_rows: Option<u64>,
+    /// `data.bad_records_max`: malformed records that may be set aside before the job fails.
+    pub bad_records_max: u64,
+    /// `data.shuffle`: seeded shuffle of tasks and of records inside a task.
+    pub shuffle: bool,
+    /// `data.batches_per_task`: how many batches a shard holds.
+    pub batches_per_task: u32,
+}
+
+/// File formats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// Delimited text, whatever the delimiter; gzip and zstd are known by file name.
+    Text,
+    /// Apache Parquet.
+    Parquet,
+}
+
+/// How training goes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainSpec {
+    /// `train.epochs`
+    pub epochs: u32,
+    /// `train.batch`: records per batch.
+    pub batch: usize,
+    /// Optimizer of rows and tensors.
+    pub optimizer: OptimizerSpec,
+    /// `train.seed`
+    pub seed: u64,
+}
+
+/// An optimizer with its settings. The formulas are in `ps/src/optimizer/`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum OptimizerSpec {
+    /// Plain gradient descent.
+    Sgd {
+        /// Step size.
+        learning_rate: f32,
+    },
+    /// Adagrad per element.
+    Adagrad {
+        /// Step size.
+        learning_rate: f32,
+        /// What the accumulator starts with.
+        initial_accumulator: f32,
+        /// Added to the root.
+        epsilon: f32,
+    },
+    /// Adam with bias correction; steps are counted per row (per tensor for dense ones).
+    Adam {
+        /// Step size.
+        learning_rate: f32,
+        /// Decay of the first moment.
+        beta1: f32,
+        /// Decay of the second moment.
+        beta2: f32,
+        /// Added to the root.
+        epsilon: f32,
+    },
+}
+
+/// When the model is judged on the validation data.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EvaluateSpec {
+    /// `evaluate.every`: an evaluation each so often while training; `None`: only at the end.
+    pub every: Option<Duration>,
+}
+
+/// The workers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorkersSpec {
+    /// `workers.count`: how many are wanted at the start.
+    pub count: u32,
+    /// `workers.max`: never more than that.
+    pub max: u32,
+    /// `workers.threads`: compute threads in each; a batch is cut into as many parts.
+    pub threads: usize,
+    /// `workers.pipeline`: batches in flight between reading and pushing.
+    pub pipeline: usize,
+}
+
+/// The parameter servers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ServersSpec {
+    /// `servers.count`
+    pub count: u32,
+    /// `servers.partitions`: fixed for the life of the job.
+    pub partitions: u32,
+}
+
+/// Checkpoints.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CheckpointSpec {
+    /// `checkpoint.dir`; `None`: in the job's own directory.
+    pub dir: Option<String>,
+    /// `checkpoint.every`; `None`: only at the end and on stop.
+    pub every: Option<Duration>,
+    /// `checkpoint.keep`: committed checkpoints kept, at least 1.
+    pub keep: u32,
+}
+
+/// Times after which something is given up.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LimitsSpec {
+    /// `limits.lease`: a worker without a batch done for so long loses its task.
+    pub lease: Duration,
+    /// `limits.orphan`: a worker or server that hears of no master for so long ends itself.
+    pub orphan: Duration,
+    /// `limits.restarts`: deaths in a row without progress before the job fails.
+    pub restarts: u32,
+}
+
+/// What the master hands to every process that joins: the job, and the model as the servers see it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The job.
+    pub job: JobSpec,
+    /// Its model's tables and tensors.
+    pub shape: ModelShape,
+}

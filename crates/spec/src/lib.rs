@@ -1,0 +1,30 @@
+//! What a job is: its specification, its ids, its shape, and where its rows live.
+//!
+//! This crate does no IO, reads no clock and knows no protocol. A type moves here only when
+//! three crates need it. The map:
+//!
+//! - [`settings`]: every setting of a job file, once: path, default, rule, help.
+//! - [`resolve`]: default < file < environment < flag, with every problem found in one go.
+//! - [`job`]: [`JobSpec`], the typed result.
+//! - [`layout`]: what the columns of the data mean; the layouts known by name.
+//! - [`shape`]: tables and tensors of a model, as the servers see them.
+//! - [`placement`]: which partition holds a row, which server holds a partition.
+//! - [`scores`]: how good predictions are, mergeable.
+//! - [`ids`], [`mix`], [`error`]: the small things everybody needs.
+
+pub mod error;
+pub mod ids;
+pub mod job;
+pub mod layout;
+pub mod mix;
+pub mod placement;
+pub mod resolve;
+pub mod scores;
+pub mod settings;
+pub mod shape;
+
+pub use error::Kind;
+pub use ids::{LeaseId, PartitionId, Purpose, ServerId, Shard, TaskId, WorkerId};
+pub use job::{JobSpec, ModelSpec, OptimizerSpec, Plan, Zoo};
+pub use layout::Layout;
+pub use shape::{Initializer, ModelShape, TableShape, TensorShape};

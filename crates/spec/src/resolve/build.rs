@@ -1,0 +1,212 @@
+//! From checked values to the typed job, and the rules that concern several values.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{Resolver, Source};
+use crate::job::{
+    CheckpointSpec, DataSpec, EvaluateSpec, JobSpec, LimitsSpec, ModelSpec, OptimizerSpec, ServersSpec,
+    TrainSpec, WorkersSpec, Zoo,
+};
+use crate::layout::{Bucket, CategoricalField, Label, Layout, NumericField, Scale, TextStyle};
+
+type Values = BTreeMap<&'static str, (Value, Source)>;
+
+/// Problems that no single value shows.
+pub fn cross_check(resolver: &mut Resolver) {
+    let values = resolver.values.clone();
+    let number = |path| values.get(path).and_then(|(v, _)| v.as_u64());
+    if let (Some(servers), Some(partitions)) = (number("servers.count"), number("servers.partitions"))
+        && servers > partitions
+    {
+        let what = format!("{servers} servers for {partitions} partitions: some would hold nothing");
+        let hint = Some(format!("at most {partitions}, or raise spec.servers.partitions"));
+        resolver.problem("spec.servers.count", what, hint);
+    }
+    if let (Some(count), Some(max)) = (number("workers.count"), number("workers.max"))
+        && count > max
+    {
+        let what = format!("{count} workers at the start are more than spec.workers.max: {max}");
+        resolver.problem("spec.workers.count", what, Some("raise spec.workers.max".into()));
+    }
+    if values.get("data.train").is_some_and(|(v, _)| v.as_array().is_some_and(Vec::is_empty)) {
+        resolver.problem("spec.data.train", "no file is named".into(), Some("name a path or a glob".into()));
+    }
+    check_layout(resolver, &values);
+}
+
+fn check_layout(resolver: &mut Resolver, values: &Values) {
+    let Some(layout) = values.get("data.layout").and_then(|(v, _)| v.as_str()) else { return };
+    const CUSTOM: [&str; 6] =
+        ["data.columns", "data.label", "data.positive", "data.numeric", "data.scale", "data.categorical"];
+    if layout != "custom" {
+        for path in CUSTOM {
+            if values.get(path).is_some_and(|(_, source)| *source != Source::Default) {
+                let what = format!("the layout {layout} says this itself");
+                let hint = Some("leave it out, or use layout: custom".into());
+                resolver.problem(&format!("spec.{path}"), what, hint);
+            }
+        }
+        if layout != "criteo" && values.contains_key("data.synth_rows") {
+            let what = "synthetic data has the layout criteo".to_string();
+            resolver.problem("spec.data.synth_rows", what, Some("leave it out".into()));
+        }
+        return;
+    }
+    if values.contains_key("data.synth_rows") {
+        let hint = Some("leave it out, or use layout: criteo".into());
+        resolver.problem("spec.data.synth_rows", "synthetic data has the layout criteo".into(), hint);
+    }
+    if !values.contains_key("data.label") {
+        let hint = Some("with layout: custom, name the column to predict".into());
+        resolver.problem("spec.data.label", "missing".into(), hint);
+    }
+    let columns = texts(values, "data.columns");
+    let mut used = texts(values, "data.numeric");
+    used.extend(texts(values, "data.categorical"));
+    if used.is_empty() {
+        let hint = Some("name the input columns in data.numeric and data.categorical".into());
+        resolver.problem("spec.data.categorical", "the model would have no input".into(), hint);
+    }
+    let label: Option<String> = values.get("data.label").and_then(|(v, _)| v.as_str()).map(Into::into);
+    used.extend(label);
+    for column in used.iter().filter(|c| !columns.is_empty() && !columns.contains(c)) {
+        let hint = super::nearest(column, columns.iter().map(String::as_str));
+        resolver.problem("spec.data.columns", format!("there is no column {column:?} in it"), hint);
+    }
+}
+
+/// The typed job. Every value has been checked.
+pub fn job(values: &Values) -> JobSpec {
+    let v = values;
+    JobSpec {
+        name: get(v, "name"),
+        model: ModelSpec {
+            zoo: get::<Zoo>(v, "model.zoo"),
+            embedding_dim: get(v, "model.embedding_dim"),
+            hidden: get(v, "model.hidden"),
+        },
+        data: data(v),
+        train: TrainSpec {
+            epochs: get(v, "train.epochs"),
+            batch: get(v, "train.batch"),
+            optimizer: optimizer(v),
+            seed: get(v, "train.seed"),
+        },
+        evaluate: EvaluateSpec { every: duration(v, "evaluate.every") },
+        workers: WorkersSpec {
+            count: get(v, "workers.count"),
+            max: get(v, "workers.max"),
+            threads: get(v, "workers.threads"),
+            pipeline: get(v, "workers.pipeline"),
+        },
+        servers: ServersSpec { count: get(v, "servers.count"), partitions: get(v, "servers.partitions") },
+        checkpoint: CheckpointSpec {
+            dir: option(v, "checkpoint.dir"),
+            every: duration(v, "checkpoint.every"),
+            keep: get(v, "checkpoint.keep"),
+        },
+        output: option(v, "output"),
+        limits: LimitsSpec {
+            lease: duration(v, "limits.lease").expect("it has a default"),
+            orphan: duration(v, "limits.orphan").expect("it has a default"),
+            restarts: get(v, "limits.restarts"),
+        },
+    }
+}
+
+fn data(v: &Values) -> DataSpec {
+    DataSpec {
+        train: texts(v, "data.train"),
+        validate: texts(v, "data.validate"),
+        layout: layout(v),
+        format: option(v, "data.format"),
+        synth_rows: option(v, "data.synth_rows"),
+        bad_records_max: get(v, "data.bad_records_max"),
+        shuffle: get(v, "data.shuffle"),
+        batches_per_task: get(v, "data.batches_per_task"),
+    }
+}
+
+fn optimizer(v: &Values) -> OptimizerSpec {
+    let learning_rate = get(v, "train.learning_rate");
+    let epsilon = get(v, "train.epsilon");
+    match get::<String>(v, "train.optimizer").as_str() {
+        "sgd" => OptimizerSpec::Sgd { learning_rate },
+        "adagrad" => OptimizerSpec::Adagrad {
+            learning_rate,
+            initial_accumulator: get(v, "train.initial_accumulator"),
+            epsilon,
+        },
+        "adam" => OptimizerSpec::Adam {
+            learning_rate,
+            beta1: get(v, "train.beta1"),
+            beta2: get(v, "train.beta2"),
+            epsilon,
+        },
+        other => unreachable!("the rule of train.optimizer let {other} through"),
+    }
+}
+
+fn layout(v: &Values) -> Layout {
+    let name: String = get(v, "data.layout");
+    let mut layout = Layout::known(&name).unwrap_or_else(|| custom_layout(v));
+    if let Some(delimiter) = option(v, "data.delimiter") {
+        layout.text.delimiter = delimiter;
+    }
+    if let Some(header) = option(v, "data.header") {
+        layout.text.header = header;
+    }
+    if let Some(quotes) = option(v, "data.quotes") {
+        layout.text.quotes = quotes;
+    }
+    if let Some(missing) = option(v, "data.missing") {
+        layout.text.missing = missing;
+    }
+    layout
+}
+
+fn custom_layout(v: &Values) -> Layout {
+    let columns = texts(v, "data.columns");
+    let tabs = texts(v, "data.train").iter().any(|p| p.contains(".tsv"));
+    let scale = if get::<String>(v, "data.scale") == "log" { Scale::Log } else { Scale::Identity };
+    let number = |column| NumericField { column, scale };
+    let id = |column: String| CategoricalField { name: column.clone(), column, bucket: Bucket::Value };
+    Layout {
+        name: "custom".into(),
+        text: TextStyle {
+            delimiter: if tabs { '\t' } else { ',' },
+            header: columns.is_empty(),
+            quotes: true,
+            trim: true,
+            missing: vec![],
+        },
+        columns,
+        label: Label { column: get(v, "data.label"), positive: texts(v, "data.positive") },
+        numeric: texts(v, "data.numeric").into_iter().map(number).collect(),
+        categorical: texts(v, "data.categorical").into_iter().map(id).collect(),
+    }
+}
+
+fn get<T: DeserializeOwned>(values: &Values, path: &str) -> T {
+    option(values, path).unwrap_or_else(|| panic!("{path} has a default or is required"))
+}
+
+fn option<T: DeserializeOwned>(values: &Values, path: &str) -> Option<T> {
+    let (value, _) = values.get(path)?;
+    let typed = serde_json::from_value(value.clone());
+    Some(typed.unwrap_or_else(|e| panic!("the rule of {path} let {value} through: {e}")))
+}
+
+fn texts(values: &Values, path: &str) -> Vec<String> {
+    let list = values.get(path).and_then(|(v, _)| v.as_array());
+    list.into_iter().flatten().filter_map(|v| v.as_str().map(Into::into)).collect()
+}
+
+fn duration(values: &Values, path: &str) -> Option<Duration> {
+    let text: String = option(values, path)?;
+    Some(humantime::parse_duration(&text).expect("the rule checked it"))
+}

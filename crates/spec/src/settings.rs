@@ -1,0 +1,176 @@
+//! Every setting of a job file, once. The file's decoder, `--set`, the environment, `config show`, the
+//! nearest-key hints and the reference page all come from this table.
+
+/// One setting.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting {
+    /// Where it stands below `spec` in a job file, as `train.batch`; `name` stands in `metadata`.
+    pub path: &'static str,
+    /// What it takes.
+    pub rule: Rule,
+    /// What it is where nobody says anything.
+    pub default: Fallback,
+    /// What it does, in a sentence.
+    pub help: &'static str,
+}
+
+/// What a setting is where nobody says anything.
+#[derive(Debug, Clone, Copy)]
+pub enum Fallback {
+    /// Somebody must say it.
+    Required,
+    /// It stays unset.
+    Unset,
+    /// This value, as it would be written in YAML.
+    Value(&'static str),
+}
+
+/// What a setting takes.
+#[derive(Debug, Clone, Copy)]
+pub enum Rule {
+    /// Any text.
+    Text,
+    /// Lower-case letters, digits and dashes, as Kubernetes wants names.
+    Name,
+    /// One of these.
+    OneOf(&'static [&'static str]),
+    /// true or false.
+    Flag,
+    /// A whole number in this range.
+    Count {
+        /// The least.
+        min: u64,
+        /// The greatest.
+        max: u64,
+    },
+    /// A list of whole numbers of at least 1; may be empty.
+    Counts,
+    /// A finite number above 0.
+    Positive,
+    /// A number from 0 up to, but not including, 1.
+    Fraction,
+    /// A finite number of at least 0.
+    NotNegative,
+    /// A time such as `30s` or `5m`, longer than nothing.
+    Duration,
+    /// One character.
+    Character,
+    /// A text or a list of texts.
+    Texts,
+}
+
+impl Rule {
+    /// What would be right, for messages.
+    pub fn expects(self) -> String {
+        match self {
+            Rule::Text => "a text".into(),
+            Rule::Name => "a name: lower-case letters, digits and dashes, at most 50".into(),
+            Rule::OneOf(names) => format!("one of {}", names.join(", ")),
+            Rule::Flag => "true or false".into(),
+            Rule::Count { min, max: u64::MAX } => format!("a whole number of at least {min}"),
+            Rule::Count { min, max } => format!("a whole number from {min} to {max}"),
+            Rule::Counts => "a list of whole numbers of at least 1, such as [400, 400]".into(),
+            Rule::Positive => "a number above 0".into(),
+            Rule::Fraction => "a number from 0 up to, but not including, 1".into(),
+            Rule::NotNegative => "a number of at least 0".into(),
+            Rule::Duration => "a time such as 30s or 5m".into(),
+            Rule::Character => "one character, such as \",\" or \"\\t\"".into(),
+            Rule::Texts => "a text or a list of texts".into(),
+        }
+    }
+}
+
+const fn count(min: u64) -> Rule {
+    Rule::Count { min, max: u64::MAX }
+}
+
+const fn setting(path: &'static str, rule: Rule, default: Fallback, help: &'static str) -> Setting {
+    Setting { path, rule, default, help }
+}
+
+use Fallback::{Required, Unset, Value};
+
+/// All settings, in the order of `config show`.
+pub const SETTINGS: &[Setting] = &[
+    setting("name", Rule::Name, Required, "Name of the job, unique among the jobs of this machine."),
+    setting("model.zoo", Rule::OneOf(&["lr", "wide-deep", "deepfm"]), Required, "Which model is trained."),
+    setting("model.embedding_dim", Rule::Count { min: 1, max: 1024 }, Value("16"), "Length of an id's vector; lr has none."),
+    setting("model.hidden", Rule::Counts, Value("[400, 400, 400]"), "Widths of the deep part's hidden layers; lr has none."),
+    setting("data.train", Rule::Texts, Required, "Files to train on: paths or globs."),
+    setting("data.validate", Rule::Texts, Value("[]"), "Files to judge the model on; never trained on."),
+    setting("data.layout", Rule::OneOf(&["criteo", "adult", "custom"]), Required, "What the columns mean; custom: data.label, data.numeric, data.categorical say it."),
+    setting("data.format", Rule::OneOf(&["text", "parquet"]), Unset, "Format of the files; unset: by their names (.csv .tsv .txt .data .parquet; .gz and .zst for text)."),
+    setting("data.columns", Rule::Texts, Value("[]"), "custom: names of the columns in order; empty: the header or the Parquet schema tells."),
+    setting("data.label", Rule::Text, Unset, "custom: the column to predict."),
+    setting("data.positive", Rule::Texts, Value("[]"), "custom: values of the label that mean 1; empty: the label is 0 or 1."),
+    setting("data.numeric", Rule::Texts, Value("[]"), "custom: columns used as numbers."),
+    setting("data.scale", Rule::OneOf(&["log", "none"]), Value("log"), "custom: what happens to numbers: sign(x)·ln(1+|x|), or nothing."),
+    setting("data.categorical", Rule::Texts, Value("[]"), "custom: columns used as ids."),
+    setting("data.delimiter", Rule::Character, Unset, "Between the columns of text; unset: the layout's, for custom a comma (a tab in .tsv files)."),
+    setting("data.header", Rule::Flag, Unset, "Whether the first line of text files names the columns; unset: the layout's, for custom whether data.columns is empty."),
+    setting("data.quotes", Rule::Flag, Unset, "Whether \" quotes values in text; unset: the layout's, for custom true."),
+    setting("data.missing", Rule::Texts, Unset, "Values that mean \"missing\", beside the empty one; unset: the layout's."),
+    setting("data.synth_rows", count(1000), Unset, "Where data.train matches nothing: make so many rows of synthetic data there first (layout criteo)."),
+    setting("data.bad_records_max", count(0), Value("0"), "Malformed records that are set aside and counted before the job fails."),
+    setting("data.shuffle", Rule::Flag, Value("true"), "Seeded shuffle of tasks, and of records inside a task."),
+    setting("data.batches_per_task", Rule::Count { min: 1, max: 100_000 }, Value("16"), "Batches in a shard; the unit of work that is leased."),
+    setting("train.epochs", Rule::Count { min: 1, max: 1_000_000 }, Value("1"), "Passes over the training data."),
+    setting("train.batch", Rule::Count { min: 1, max: 1 << 20 }, Value("4096"), "Records in a batch."),
+    setting("train.optimizer", Rule::OneOf(&["sgd", "adagrad", "adam"]), Value("adagrad"), "How gradients change weights."),
+    setting("train.learning_rate", Rule::Positive, Value("0.01"), "Step size."),
+    setting("train.initial_accumulator", Rule::NotNegative, Value("0.1"), "adagrad: what the sum of squares starts with."),
+    setting("train.beta1", Rule::Fraction, Value("0.9"), "adam: decay of the first moment."),
+    setting("train.beta2", Rule::Fraction, Value("0.999"), "adam: decay of the second moment."),
+    setting("train.epsilon", Rule::Positive, Value("1e-8"), "adagrad, adam: added to the root."),
+    setting("train.seed", count(0), Value("7"), "Of everything that is drawn: initial weights, shuffles."),
+    setting("evaluate.every", Rule::Duration, Unset, "Judge the model so often while it trains; unset: only at the end."),
+    setting("workers.count", Rule::Count { min: 1, max: 1024 }, Value("1"), "Workers at the start; `elasticdl scale` changes it."),
+    setting("workers.max", Rule::Count { min: 1, max: 1024 }, Value("16"), "Never more workers than that."),
+    setting("workers.threads", Rule::Count { min: 1, max: 256 }, Value("1"), "Compute threads in each worker; a batch is cut into as many parts."),
+    setting("workers.pipeline", Rule::Count { min: 1, max: 64 }, Value("4"), "Batches under way in a worker, from read to pushed; 1: strictly one after the other."),
+    setting("servers.count", Rule::Count { min: 1, max: 1024 }, Value("1"), "Parameter servers."),
+    setting("servers.partitions", Rule::Count { min: 1, max: 4096 }, Value("8"), "Parts that tables and tensors are dealt in; fixed for the life of the job."),
+    setting("checkpoint.dir", Rule::Text, Unset, "Where checkpoints go; unset: into the job's own directory."),
+    setting("checkpoint.every", Rule::Duration, Unset, "Write a checkpoint so often; unset: only on stop and at the end."),
+    setting("checkpoint.keep", Rule::Count { min: 1, max: 10_000 }, Value("3"), "Committed checkpoints that are kept."),
+    setting("output", Rule::Text, Unset, "Directory to export the trained model to; unset: it stays in the checkpoint."),
+    setting("limits.lease", Rule::Duration, Value("60s"), "A worker that has no batch done for so long loses its task."),
+    setting("limits.orphan", Rule::Duration, Value("30s"), "A worker or server that hears of no master for so long ends itself."),
+    setting("limits.restarts", Rule::Count { min: 0, max: 1000 }, Value("5"), "Deaths of a process in a row, without a batch done in between, before the job fails."),
+];
+
+/// The setting at `path`.
+pub fn find(path: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().find(|s| s.path == path)
+}
+
+impl Setting {
+    /// Where it stands in the job file.
+    pub fn file_path(&self) -> String {
+        match self.path {
+            "name" => "metadata.name".into(),
+            path => format!("spec.{path}"),
+        }
+    }
+
+    /// The environment variable that overrides the file.
+    pub fn variable(&self) -> String {
+        format!("ELASTICDL_{}", self.path.to_uppercase().replace('.', "_"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn paths_and_variables_are_unique_and_helps_are_sentences() {
+        let paths: BTreeSet<_> = SETTINGS.iter().map(|s| s.path).collect();
+        let variables: BTreeSet<_> = SETTINGS.iter().map(Setting::variable).collect();
+        assert_eq!((paths.len(), variables.len()), (SETTINGS.len(), SETTINGS.len()));
+        for s in SETTINGS {
+            assert!(s.help.ends_with('.'), "{}: {}", s.path, s.help);
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Frames: what travels between workers and servers.
+//!
+//! A frame is a sequence of 64-bit little-endian words: two of header, then the payload. Everything in
+//! a payload starts at a word, so ids and floats are used in place, without a copy. The layouts of the
+//! payloads are in [`crate::ps`]. Reading never trusts a length further than [`Limits::words_max`] and
+//! allocates as data arrives, not as it is announced.
+
+use std::io::{Read, Write};
+
+use crate::error::{Error, Result};
+
+const HEADER_WORDS: usize = 2;
+/// How many words are made room for before the first of them has arrived.
+const STEP_WORDS: usize = 1 << 17;
+
+/// What a peer may send.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// The longest payload accepted, in words of 8 bytes.
+    pub words_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { words_max: 1 << 26 } // 512 MiB
+    }
+}
+
+/// A frame to fill and send, or one that was received. Reused between calls: it only grows.
+#[derive(Debug, Default)]
+pub struct Frame {
+    words: Vec<u64>,
+}
+
+impl Frame {
+    /// Begins a new frame of this kind.
+    pub fn begin(&mut self, kind: u32, request: u64) {
+        self.words.clear();
+        self.words.extend([u64::from(kind), request]);
+    }
+
+    /// What the frame is; see [`crate::ps`].
+    pub fn kind(&self) -> u32 {
+        self.words.first().map_or(0, |w| *w as u32)
+    }
+
+    /// The number that ties an answer to its request.
+    pub fn request(&self) -> u64 {
+        self.words.get(1).copied().unwrap_or(0)
+    }
+
+    /// Appends a word.
+    #[inline]
+    pub fn put(&mut self, word: u64) {
+        self.words.push(word);
+    }
+
+    /// Appends words.
+    pub fn put_all(&mut self, words: &[u64]) {
+        self.words.extend_from_slice(words);
+    }
+
+    /// Appends floats, two to a word, the last one padded.
+    pub fn put_floats(&mut self, floats: &[f32]) {
+        self.grow_floats(floats.len()).copy_from_slice(floats);
+    }
+
+    /// Appends room for `count` floats and hands it out to be filled; it starts as zeros.
+    pub fn grow_floats(&mut self, count: usize) -> &mut [f32] {
+        let start = self.words.len();
+        self.words.resize(start + count.div_ceil(2), 0);
+        &mut bytemuck::cast_slice_mut(&mut self.words[start..])[..count]
+    }
+
+    /// Appends bytes with their length before them.
+    pub fn put_bytes(&mut self, bytes: &[u8]) {
+        self.put(bytes.len() as u64);
+        let start = self.words.len();
+        self.words.resize(start + bytes.len().div_ceil(8), 0);
+        bytemuck::cast_slice_mut::<u64, u8>(&mut self.words[start..])[..bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// The position of the next word, for [`Frame::set`].
+    pub fn position(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Overwrites a word put before.
+    pub fn set(&mut self, position: usize, word: u64) {
+        self.words[position] = word;
+    }
+
+    /// Bytes on the wire.
+    pub fn bytes(&self) -> usize {
+        self.words.len() * 8
+    }
+
+    /// Reads the payload from its start.
+    pub fn payload(&self) -> Payload<'_> {
+        Payload { words: self.words.get(HEADER_WORDS..).unwrap_or(&[]) }
+    }
+
+    /// Sends it.
+    pub fn write(&mut self, stream: &mut impl Write) -> std::io::Result<()> {
+        assert!(self.words.len() >= HEADER_WORDS, "a frame is begun before it is sent");
+        let payload = (self.words.len() - HEADER_WORDS) as u64;
+        assert!(payload < 1 << 32, "a frame's length fits its header");
+        self.words[0] = u64::from(self.kind()) | (payload << 32);
+        stream.write_all(bytemuck::cast_slice(&self.words))
+    }
+
+    /// Receives the next frame into this one. `Ok(false)`: the peer closed between two frames.
+    pub fn read(&mut self, stream: &mut impl Read, limits: Limits) -> Result<bool> {
+        self.words.resize(HEADER_WORDS, 0);
+        if !read_header(stream, bytemuck::cast_slice_mut(&mut self.words[..]))? {
+            return Ok(false);
+        }
+        let payload = (self.words[0] >> 32) as usize;
+        if payload > limits.words_max {
+            return Err(Error::Malformed(format!(
+                "{} bytes announced, {} is the limit",
+                payload * 8,
+                limits.words_max * 8
+            )));
+        }
+        let end = HEADER_WORDS + payload;
+        while self.words.len() < end {
+            let start = self.words.len();
+            self.words.resize(end.min(start + STEP_WORDS.max(start)), 0);
+            stream
+                .read_exact(bytemuck::cast_slice_mut(&mut self.words[start..]))
+                .map_err(|e| Error::io("reading a frame", e))?;
+        }
+        Ok(true)
+    }
+}
+
+/// Reads the two header words; `false` where the stream ends before the first byte.
+fn read_header(stream: &mut impl Read, header: &mut [u8]) -> Result<bool> {
+    let mut filled = 0;
+    while filled < header.len() {
+        match stream.read(&mut header[filled..]) {
+            Ok(0) if filled == 0 => return Ok(false),
+            Ok(0) => return Err(Error::io("reading a frame", std::io::ErrorKind::UnexpectedEof.into())),
+            Ok(n) => filled += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(Error::io("reading a frame", e)),
+        }
+    }
+    Ok(true)
+}
+
+/// A payload being read from front to back.
+#[derive(Debug, Clone, Copy)]
+pub struct Payload<'a> {
+    words: &'a [u64],
+}
+
+impl<'a> Payload<'a> {
+    /// The next word.
+    pub fn take(&mut self) -> Result<u64> {
+        Ok(self.take_all(1)?[0])
+    }
+
+    /// The next `count` words, in place.
+    pub fn take_all(&mut self, count: usize) -> Result<&'a [u64]> {
+        if count > self.words.len() {
+            return Err(Error::Malformed(format!("{count} words due, {} left", self.words.len())));
+        }
+        let (taken, rest) = self.words.split_at(count);
+        self.words = rest;
+        Ok(taken)
+    }
+
+    /// A count that comes before `width` words for each of its items; refuses what cannot fit.
+    pub fn take_count(&mut self, width: usize) -> Result<usize> {
+        let count = self.take()?;
+        let room = self.words.len() as u64 / width.max(1) as u64;
+        if count > room {
+            return Err(Error::Malformed(format!("{count} items announced, room for {room}")));
+        }
+        Ok(count as usize)
+    }
+
+    /// The next `count` floats, in place.
+    pub fn take_floats(&mut self, count: usize) -> Result<&'a [f32]> {
+        Ok(&bytemuck::cast_slice(self.take_all(count.div_ceil(2))?)[..count])
+    }
+
+    /// Bytes with their length before them.
+    pub fn take_bytes(&mut self) -> Result<&'a [u8]> {
+        let count = self.take()?;
+        let words = usize::try_from(count.div_ceil(8)).unwrap_or(usize::MAX);
+        Ok(&bytemuck::cast_slice(self.take_all(words)?)[..count as usize])
+    }
+
+    /// Text with its length before it; what is not UTF-8 is replaced.
+    pub fn take_text(&mut self) -> Result<String> {
+        Ok(String::from_utf8_lossy(self.take_bytes()?).into_owned())
+    }
+
+    /// Nothing may be left.
+    pub fn end(self) -> Result<()> {
+        if self.words.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Malformed(format!("{} words too many", self.words.len())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_frame_survives_the_wire() {
+        let mut sent = Frame::default();
+        sent.begin(3, 42);
+        sent.put(7);
+        sent.put_floats(&[1.0, 2.0, 3.0]);
+        sent.put_bytes(b"hello, you");
+        let mut bytes = Vec::new();
+        sent.write(&mut bytes).unwrap();
+
+        let mut got = Frame::default();
+        let mut stream = &bytes[..];
+        assert!(got.read(&mut stream, Limits::default()).unwrap());
+        assert_eq!((got.kind(), got.request()), (3, 42));
+        let mut payload = got.payload();
+        assert_eq!(payload.take().unwrap(), 7);
+        assert_eq!(payload.take_floats(3).unwrap(), [1.0, 2.0, 3.0]);
+        assert_eq!(payload.take_bytes().unwrap(), b"hello, you");
+        payload.end().unwrap();
+        assert!(!got.read(&mut stream, Limits::default()).unwrap(), "the stream ends between frames");
+    }
+
+    #[test]
+    fn a_truncated_frame_is_an_error_at_every_byte() {
+        let mut sent = Frame::default();
+        sent.begin(1, 2);
+        sent.put_all(&[1, 2, 3]);
+        let mut bytes = Vec::new();
+        sent.write(&mut bytes).unwrap();
+        for cut in 1..bytes.len() {
+            let result = Frame::default().read(&mut &bytes[..cut], Limits::default());
+            assert!(result.is_err(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn an_oversized_frame_is_refused_before_it_is_read() {
+        let header = [1u64 | (1 << 40), 0];
+        let error = Frame::default().read(&mut bytemuck::cast_slice(&header), Limits { words_max: 16 });
+        assert!(error.unwrap_err().to_string().contains("128 is the limit"));
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut frame = Frame::default();
+            let mut stream = &bytes[..];
+            while let Ok(true) = frame.read(&mut stream, Limits { words_max: 1 << 10 }) {
+                let mut payload = frame.payload();
+                let _ = payload.take_count(3);
+                let _ = payload.take_bytes();
+                let _ = payload.take_floats(usize::MAX / 2);
+            }
+        }
+    }
+}

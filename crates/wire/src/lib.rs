@@ -1,0 +1,23 @@
+//! What the roles say to each other, and nothing of what they decide.
+//!
+//! - [`control`]: gRPC between every process and the master (generated; the only protobuf).
+//! - [`frame`], [`ps`]: length-prefixed frames between workers and servers, read in place.
+//! - [`auth`]: the job's token, which every call carries.
+//! - [`client`]: the master's client with authentication and deadlines.
+//! - [`retry`]: growing pauses.
+
+pub mod auth;
+pub mod client;
+pub mod error;
+pub mod frame;
+pub mod ps;
+pub mod retry;
+
+/// Messages and services of `proto/control.proto`.
+#[allow(missing_docs, clippy::all, reason = "generated")]
+pub mod control {
+    tonic::include_proto!("elasticdl.control");
+}
+
+pub use auth::Token;
+pub use error::{Error, Result};

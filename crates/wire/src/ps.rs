@@ -1,0 +1,301 @@
+//! What workers say to servers, frame by frame.
+//!
+//! All numbers are words (see [`crate::frame`]); `[x]` repeats. Tables and tensors come in the order of
+//! the plan's `ModelShape`; a partition's tensors are those that `placement::partition_of_tensor` puts
+//! there, in that order too.
+//!
+//! | frame | payload |
+//! | --- | --- |
+//! | HELLO | token bytes, worker number |
+//! | WELCOME | (nothing) |
+//! | REFUSED | reason bytes; the server closes after it |
+//! | PULL | mode, n, [partition, incarnation, [ids: count, ids] per table] × n |
+//! | PULLED | n, [partition, status, version, rows per table, tensors if the mode asks for them] × n; rows and tensors only where status is Ok |
+//! | PUSH | task, batch, lease term, lease n, records, n, [partition, incarnation, version pulled, [count, ids, gradients] per table, tensors' gradients] × n |
+//! | PUSHED | n, [partition, status, mark, version] × n |
+//! | FENCE | task, lease term, lease n, n, [partition, incarnation] × n |
+//! | FENCED | n, [partition, status, mark] × n |
+//!
+//! A connection's requests are answered in the order in which they came, so several may be under way.
+
+use elasticdl_spec::{LeaseId, PartitionId, TaskId};
+
+use crate::error::{Error, Result};
+use crate::frame::{Frame, Payload};
+
+/// Frame kinds.
+pub mod kind {
+    /// First frame of a connection.
+    pub const HELLO: u32 = 0xED01;
+    /// The token was right.
+    pub const WELCOME: u32 = 0xED02;
+    /// The request, or the connection, is refused.
+    pub const REFUSED: u32 = 0xED03;
+    /// Rows and tensors, please.
+    pub const PULL: u32 = 0xED04;
+    /// Here they are.
+    pub const PULLED: u32 = 0xED05;
+    /// Gradients of one batch.
+    pub const PUSH: u32 = 0xED06;
+    /// What became of them.
+    pub const PUSHED: u32 = 0xED07;
+    /// This lease holds the task now; where are its marks?
+    pub const FENCE: u32 = 0xED08;
+    /// There.
+    pub const FENCED: u32 = 0xED09;
+}
+
+/// What a pull is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PullMode {
+    /// Whether unknown rows are born; else they come as zeros and stay unborn.
+    pub births: bool,
+    /// Whether the dense tensors come too.
+    pub tensors: bool,
+}
+
+impl PullMode {
+    fn word(self) -> u64 {
+        u64::from(self.births) | (u64::from(self.tensors) << 1)
+    }
+
+    fn from_word(word: u64) -> Result<Self> {
+        if word > 3 {
+            return Err(Error::Malformed(format!("pull mode {word}")));
+        }
+        Ok(PullMode { births: word & 1 != 0, tensors: word & 2 != 0 })
+    }
+}
+
+/// What a partition says to its part of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// Done.
+    Ok,
+    /// The batch was applied before; nothing changed.
+    Duplicate,
+    /// A newer lease holds the task.
+    Fenced,
+    /// Batches before this one are missing: send again from the mark.
+    Gap,
+    /// The partition has another incarnation here.
+    WrongIncarnation,
+    /// The partition is not here.
+    NotHere,
+}
+
+impl Status {
+    const ALL: [Status; 6] = [
+        Status::Ok,
+        Status::Duplicate,
+        Status::Fenced,
+        Status::Gap,
+        Status::WrongIncarnation,
+        Status::NotHere,
+    ];
+
+    /// Its word.
+    pub fn word(self) -> u64 {
+        self as u64
+    }
+
+    /// The status with this word.
+    pub fn from_word(word: u64) -> Result<Self> {
+        let known = usize::try_from(word).ok().and_then(|i| Status::ALL.get(i));
+        known.copied().ok_or_else(|| Error::Malformed(format!("status {word}")))
+    }
+}
+
+/// Begins a PULL; `parts` partitions follow, each by [`put_part`] and the ids of every table.
+pub fn begin_pull(frame: &mut Frame, request: u64, mode: PullMode, parts: usize) {
+    frame.begin(kind::PULL, request);
+    frame.put_all(&[mode.word(), parts as u64]);
+}
+
+/// Reads the beginning of a PULL: the mode and how many partitions follow.
+pub fn take_pull(payload: &mut Payload<'_>) -> Result<(PullMode, usize)> {
+    Ok((PullMode::from_word(payload.take()?)?, payload.take_count(2)?))
+}
+
+/// Puts a partition's number and incarnation.
+pub fn put_part(frame: &mut Frame, partition: PartitionId, incarnation: u64) {
+    frame.put_all(&[u64::from(partition.0), incarnation]);
+}
+
+/// Reads a partition's number and incarnation.
+pub fn take_part(payload: &mut Payload<'_>) -> Result<(PartitionId, u64)> {
+    Ok((take_partition(payload)?, payload.take()?))
+}
+
+/// Reads a partition's number.
+pub fn take_partition(payload: &mut Payload<'_>) -> Result<PartitionId> {
+    let word = payload.take()?;
+    let number = u32::try_from(word).map_err(|_| Error::Malformed(format!("partition {word}")))?;
+    Ok(PartitionId(number))
+}
+
+/// Puts a table's ids with their count.
+pub fn put_ids(frame: &mut Frame, ids: &[u64]) {
+    frame.put(ids.len() as u64);
+    frame.put_all(ids);
+}
+
+/// Reads a table's ids.
+pub fn take_ids<'a>(payload: &mut Payload<'a>) -> Result<&'a [u64]> {
+    let count = payload.take_count(1)?;
+    payload.take_all(count)
+}
+
+/// Which batch of which task a push belongs to, and by what right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PushHeader {
+    /// The task.
+    pub task: TaskId,
+    /// The batch's index in the task, from 0.
+    pub batch: u64,
+    /// The lease under which it was computed.
+    pub lease: LeaseId,
+    /// Records in the batch.
+    pub records: u64,
+}
+
+/// Begins a PUSH; `parts` partitions follow.
+pub fn begin_push(frame: &mut Frame, request: u64, header: PushHeader, parts: usize) {
+    frame.begin(kind::PUSH, request);
+    let PushHeader { task, batch, lease, records } = header;
+    frame.put_all(&[task.as_u64(), batch, lease.term, lease.n, records, parts as u64]);
+}
+
+/// Reads the beginning of a PUSH: its header and how many partitions follow.
+pub fn take_push(payload: &mut Payload<'_>) -> Result<(PushHeader, usize)> {
+    let words = payload.take_all(5)?;
+    let header = PushHeader {
+        task: TaskId::from_u64(words[0]),
+        batch: words[1],
+        lease: LeaseId { term: words[2], n: words[3] },
+        records: words[4],
+    };
+    Ok((header, payload.take_count(3)?))
+}
+
+/// A FENCE for these partitions and their incarnations.
+pub fn fence(frame: &mut Frame, request: u64, task: TaskId, lease: LeaseId, parts: &[(PartitionId, u64)]) {
+    frame.begin(kind::FENCE, request);
+    frame.put_all(&[task.as_u64(), lease.term, lease.n, parts.len() as u64]);
+    for &(partition, incarnation) in parts {
+        put_part(frame, partition, incarnation);
+    }
+}
+
+/// Reads the beginning of a FENCE: task, lease and how many partitions follow.
+pub fn take_fence(payload: &mut Payload<'_>) -> Result<(TaskId, LeaseId, usize)> {
+    let words = payload.take_all(3)?;
+    let lease = LeaseId { term: words[1], n: words[2] };
+    Ok((TaskId::from_u64(words[0]), lease, payload.take_count(2)?))
+}
+
+/// A partition's answer to a push or a fence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Answer {
+    /// Who answers.
+    pub partition: PartitionId,
+    /// What it says.
+    pub status: Status,
+    /// The next batch of the task it has not applied; `u64::MAX` for a task it has closed.
+    pub mark: u64,
+    /// How many pushes it has applied in all.
+    pub version: u64,
+}
+
+/// Begins PUSHED or FENCED with the answers.
+pub fn answers(frame: &mut Frame, kind: u32, request: u64, answers: &[Answer]) {
+    frame.begin(kind, request);
+    frame.put(answers.len() as u64);
+    for a in answers {
+        frame.put_all(&[u64::from(a.partition.0), a.status.word(), a.mark, a.version]);
+    }
+}
+
+/// Reads the answers of PUSHED or FENCED.
+pub fn take_answers(mut payload: Payload<'_>) -> Result<Vec<Answer>> {
+    let count = payload.take_count(4)?;
+    let mut answers = Vec::with_capacity(count);
+    for _ in 0..count {
+        let partition = take_partition(&mut payload)?;
+        let status = Status::from_word(payload.take()?)?;
+        answers.push(Answer { partition, status, mark: payload.take()?, version: payload.take()? });
+    }
+    payload.end()?;
+    Ok(answers)
+}
+
+/// The first frame of a connection.
+pub fn hello(frame: &mut Frame, token: &str, worker: u32) {
+    frame.begin(kind::HELLO, 0);
+    frame.put_bytes(token.as_bytes());
+    frame.put(u64::from(worker));
+}
+
+/// A refusal with its reason.
+pub fn refused(frame: &mut Frame, request: u64, reason: &str) {
+    frame.begin(kind::REFUSED, request);
+    frame.put_bytes(reason.as_bytes());
+}
+
+/// Checks that an answer is of the kind and number that are due.
+pub fn expect(frame: &Frame, kind: u32, request: u64) -> Result<()> {
+    if frame.kind() == kind::REFUSED {
+        return Err(Error::Refused(frame.payload().take_text()?));
+    }
+    if frame.kind() != kind || frame.request() != request {
+        return Err(Error::Malformed(format!(
+            "answer {:#x} to request {} where {kind:#x} to {request} was due",
+            frame.kind(),
+            frame.request()
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_push_header_survives() {
+        let header = PushHeader {
+            task: TaskId::train(2, 9),
+            batch: 4,
+            lease: LeaseId { term: 1, n: 77 },
+            records: 512,
+        };
+        let mut frame = Frame::default();
+        begin_push(&mut frame, 5, header, 1);
+        put_part(&mut frame, PartitionId(3), 8);
+        frame.put(0);
+        let mut payload = frame.payload();
+        assert_eq!(take_push(&mut payload).unwrap(), (header, 1));
+        assert_eq!(take_part(&mut payload).unwrap(), (PartitionId(3), 8));
+    }
+
+    #[test]
+    fn answers_survive_and_odd_ones_are_refused() {
+        let answer = Answer { partition: PartitionId(1), status: Status::Gap, mark: 3, version: 10 };
+        let mut frame = Frame::default();
+        answers(&mut frame, kind::PUSHED, 9, &[answer]);
+        expect(&frame, kind::PUSHED, 9).unwrap();
+        assert_eq!(take_answers(frame.payload()).unwrap(), [answer]);
+        assert!(expect(&frame, kind::PUSHED, 10).is_err());
+
+        frame.set(4, 99);
+        assert!(take_answers(frame.payload()).is_err(), "status 99 does not exist");
+    }
+
+    #[test]
+    fn a_refusal_carries_its_reason() {
+        let mut frame = Frame::default();
+        refused(&mut frame, 1, "wrong token");
+        let error = expect(&frame, kind::PULLED, 1).unwrap_err();
+        assert_eq!(error.to_string(), "refused: wrong token");
+    }
+}
