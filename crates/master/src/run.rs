@@ -58,7 +58,7 @@ pub async fn run(config: Config) -> Result<Outcome> {
         resume,
         best: config.best,
         exports: config.export.is_some(),
-        term: 1,
+        term: store::claim_term(&checkpoint_dir)?,
         plan: config.plan,
     };
     let mut edge = Edge {

@@ -39,6 +39,21 @@ pub fn next_id(dir: &Path) -> Result<u64> {
     Ok(checkpoints(dir)?.last().map_or(1, |(id, _)| id + 1))
 }
 
+/// Claims the next term, durably: every lease of this master is above all leases that any checkpoint in
+/// `dir` remembers. The caller holds the directory's lock, so no two masters claim one term.
+pub fn claim_term(dir: &Path) -> Result<u64> {
+    let path = dir.join("term");
+    let failed = |e| Error::io(format!("claiming a term in {}", path.display()), e);
+    let last = match fs::read_to_string(&path) {
+        Ok(text) => text.trim().parse::<u64>().map_err(|e| failed(io::Error::other(e)))?,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => 0,
+        Err(e) => return Err(failed(e)),
+    };
+    let term = last + 1;
+    replace_file(&path, format!("{term}\n").as_bytes()).map_err(failed)?;
+    Ok(term)
+}
+
 /// Whether a checkpoint fits a job's model; else what differs.
 pub fn check_fits(dir: &str, manifest: &Manifest, plan: &Plan) -> Result<()> {
     let path = checkpoint_path(dir, manifest.id);
@@ -93,14 +108,19 @@ pub fn check_fits(dir: &str, manifest: &Manifest, plan: &Plan) -> Result<()> {
 /// Writes the manifest durably, then removes what is older than the `keep` newest committed ones.
 pub fn commit(dir: &Path, manifest: &Manifest, keep: u32) -> io::Result<()> {
     let path = PathBuf::from(checkpoint_path(&dir.display().to_string(), manifest.id));
-    let temporary = path.join(format!("{MANIFEST}.tmp"));
-    let mut file = File::create(&temporary)?;
-    file.write_all(&serde_json::to_vec_pretty(manifest)?)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path.join(MANIFEST))?;
-    File::open(&path)?.sync_all()?;
+    replace_file(&path.join(MANIFEST), &serde_json::to_vec_pretty(manifest)?)?;
     File::open(dir)?.sync_all()?;
     prune(dir, manifest.id, keep)
+}
+
+/// Writes a file so that a crash leaves the old one or the new one, never a part.
+fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
+    let temporary = path.with_added_extension("tmp");
+    let mut file = File::create(&temporary)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// Removes committed checkpoints beyond the `keep` newest, and unfinished ones older than `newest`.
@@ -186,6 +206,15 @@ mod tests {
         }
         begin(dir.path(), 6);
         assert_eq!(ids(dir.path()), [4, 5, 6], "6 may be being written");
+    }
+
+    #[test]
+    fn each_master_claims_a_higher_term() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(claim_term(dir.path()).unwrap(), 1);
+        assert_eq!(claim_term(dir.path()).unwrap(), 2);
+        fs::write(dir.path().join("term"), "junk").unwrap();
+        assert!(claim_term(dir.path()).is_err(), "a term is never guessed");
     }
 
     #[test]
