@@ -1,0 +1,505 @@
+//! The command line: what can be said, and the help that explains it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Everything on one screen, grouped by what a person wants to do.
+const OVERVIEW: &str = "\
+{about}
+
+Usage: elasticdl COMMAND …
+
+Train
+  train      Train the model of a job file, here and now
+  resume     Go on with a stopped or failed job from its last checkpoint
+
+Watch and steer jobs
+  jobs       List the jobs of this machine
+  status     Show one job: progress, quality, workers and servers
+  top        Watch a running job live
+  logs       Show what a job's processes have written
+  scale      Change the number of workers of a running job
+  stop       Stop a job after a checkpoint
+
+Use a trained model
+  export     Write a job's model as safetensors with a manifest
+  evaluate   Judge an exported model on data: logloss and AUC
+  predict    Write a probability for each record of some data
+
+Data and settings
+  data       Make synthetic data; look at data files
+  config     Show every setting of a job file and where it came from
+
+Roles (started by the master; you rarely need them)
+  master     Lead a job: shards, leases, checkpoints, status
+  ps         Hold a part of the parameters
+  worker     Train on leased records
+
+Options:
+{options}
+
+First steps:
+  elasticdl train examples/deepfm.yaml          makes its data, trains, ends with logloss and AUC
+  elasticdl train job.yaml --workers 4          flags override the file
+  elasticdl COMMAND --help                      all about one command
+
+Jobs live in $ELASTICDL_HOME (default ~/.elasticdl). Every setting of a job file can also be given as
+an environment variable (train.batch: ELASTICDL_TRAIN_BATCH) or with --set train.batch=1024.
+ELASTICDL_LOG=debug makes the processes say more in their logs.
+
+Exit codes: 0 done, 1 the input is wrong, 2 a bug in elasticdl, 3 the job failed.
+";
+
+/// Elastic training of click-through models: data in, a model and its quality out.
+#[derive(Debug, Parser)]
+#[command(name = "elasticdl", version, help_template = OVERVIEW, max_term_width = 100)]
+#[command(disable_help_subcommand = true, subcommand_required = true, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train the model of a job file, here and now.
+    Train(Train),
+    /// Go on with a stopped or failed job from its last checkpoint.
+    Resume(Resume),
+    /// List the jobs of this machine.
+    Jobs(Jobs),
+    /// Show one job: progress, quality, workers and servers.
+    Status(Status),
+    /// Watch a running job live; q or Ctrl-C leaves, the job goes on.
+    Top(Top),
+    /// Show what a job's processes have written.
+    Logs(Logs),
+    /// Change the number of workers of a running job.
+    Scale(Scale),
+    /// Stop a job after a checkpoint.
+    Stop(Stop),
+    /// Write a job's model as safetensors with a manifest.
+    Export(Export),
+    /// Judge an exported model on data: logloss and AUC.
+    Evaluate(Evaluate),
+    /// Write a probability for each record of some data.
+    Predict(Predict),
+    /// Make synthetic data; look at data files.
+    #[command(subcommand)]
+    Data(Data),
+    /// Show every setting of a job file and where it came from.
+    #[command(subcommand)]
+    Config(Config),
+    /// Lead a job: shards, leases, checkpoints, status. Started by train and resume.
+    Master(Master),
+    /// Hold a part of the parameters. Started by the master.
+    Ps(Member),
+    /// Train on leased records. Started by the master.
+    Worker(Member),
+}
+
+/// Settings from a job file, and flags that override them.
+#[derive(Debug, Args)]
+pub struct JobFile {
+    /// The job file (YAML).
+    #[arg(value_name = "JOB.yaml")]
+    pub file: PathBuf,
+    /// Override a setting; may be repeated. `elasticdl config show` lists them all.
+    #[arg(long, value_name = "PATH=VALUE", value_parser = path_and_value)]
+    pub set: Vec<(String, String)>,
+    /// Name of the job (metadata.name).
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Workers at the start (workers.count).
+    #[arg(long, value_name = "N")]
+    pub workers: Option<String>,
+    /// Parameter servers (servers.count).
+    #[arg(long, value_name = "N")]
+    pub servers: Option<String>,
+    /// Passes over the training data (train.epochs).
+    #[arg(long, value_name = "N")]
+    pub epochs: Option<String>,
+    /// Records in a batch (train.batch).
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub batch: Option<String>,
+    /// Step size (train.learning_rate).
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    pub learning_rate: Option<String>,
+    /// Directory to export the model to (output).
+    #[arg(long, value_name = "DIR")]
+    pub output: Option<String>,
+}
+
+fn path_and_value(text: &str) -> Result<(String, String), String> {
+    let (path, value) = text.split_once('=').ok_or("write it as PATH=VALUE, for example train.batch=1024")?;
+    Ok((path.trim().into(), value.trim().into()))
+}
+
+impl JobFile {
+    /// The overrides as `path=value` pairs; the short flags after `--set`, so that they win.
+    pub fn overrides(&self) -> Vec<(String, String)> {
+        let short = [
+            ("name", &self.name),
+            ("workers.count", &self.workers),
+            ("servers.count", &self.servers),
+            ("train.epochs", &self.epochs),
+            ("train.batch", &self.batch),
+            ("train.learning_rate", &self.learning_rate),
+            ("output", &self.output),
+        ];
+        let given = short.into_iter().filter_map(|(path, value)| Some((path.to_string(), value.clone()?)));
+        self.set.iter().cloned().chain(given).collect()
+    }
+}
+
+/// Arguments of `train`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  elasticdl train examples/deepfm.yaml
+  elasticdl train job.yaml --workers 4 --set train.learning_rate=0.02
+  elasticdl train job.yaml --json | tail -1          the result, for programs
+  elasticdl train job.yaml --detach && elasticdl top ctr
+
+Everything is checked before anything starts: the file, the data, the directories. Ctrl-C stops
+after a checkpoint, and `elasticdl resume NAME` goes on from there; a second Ctrl-C stops at once.")]
+pub struct Train {
+    /// The job.
+    #[command(flatten)]
+    pub job: JobFile,
+    /// How to follow it.
+    #[command(flatten)]
+    pub follow: Follow,
+    /// Remove the checkpoints of an earlier run from checkpoint.dir.
+    #[arg(long)]
+    pub fresh: bool,
+}
+
+/// How a job is followed.
+#[derive(Debug, Args)]
+pub struct Follow {
+    /// Events on stdout, one JSON object per line; the last is {"event":"finished",…}.
+    #[arg(long)]
+    pub json: bool,
+    /// Start the job and leave it running; `top`, `status` and `stop` find it by name.
+    #[arg(long)]
+    pub detach: bool,
+    /// Where the master listens; by default a free port of 127.0.0.1.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub listen: Option<SocketAddr>,
+}
+
+/// Arguments of `resume`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  elasticdl resume ctr
+
+Records that the checkpoint covers are not trained again, all others are.")]
+pub struct Resume {
+    /// The job's name.
+    pub job: String,
+    /// How to follow it.
+    #[command(flatten)]
+    pub follow: Follow,
+}
+
+/// Arguments of `jobs`.
+#[derive(Debug, Args)]
+pub struct Jobs {
+    /// As a JSON array.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `status`.
+#[derive(Debug, Args)]
+pub struct Status {
+    /// The job's name.
+    pub job: String,
+    /// As a JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `top`.
+#[derive(Debug, Args)]
+pub struct Top {
+    /// The job's name.
+    pub job: String,
+}
+
+/// Arguments of `logs`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  elasticdl logs ctr                    the last lines of every process
+  elasticdl logs ctr worker-0 -n 100
+  elasticdl logs ctr master --follow")]
+pub struct Logs {
+    /// The job's name.
+    pub job: String,
+    /// One process: master, ps-0, worker-3; all of them by default.
+    pub process: Option<String>,
+    /// Go on with new lines until the job is over.
+    #[arg(long, short)]
+    pub follow: bool,
+    /// How many of the last lines of each process.
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 20)]
+    pub lines: usize,
+}
+
+/// Arguments of `scale`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  elasticdl scale ctr --workers 8
+
+Newcomers work within a second or two; those that are too many finish their batch and leave.")]
+pub struct Scale {
+    /// The job's name.
+    pub job: String,
+    /// How many workers are wanted; at most workers.max of the job.
+    #[arg(long, value_name = "N")]
+    pub workers: u32,
+}
+
+/// Arguments of `stop`.
+#[derive(Debug, Args)]
+pub struct Stop {
+    /// The job's name.
+    pub job: String,
+    /// At once, without a checkpoint: what was trained since the last one is lost.
+    #[arg(long)]
+    pub now: bool,
+}
+
+/// Arguments of `export`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  elasticdl export ctr --out model/
+
+Takes the last committed checkpoint, of a running job too. model.safetensors holds the dense tensors by
+name, and each embedding table as NAME.ids and NAME.rows; manifest.json says what they are.")]
+pub struct Export {
+    /// The job's name.
+    pub job: String,
+    /// Directory to write to; made where it is missing.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+}
+
+/// Arguments of `evaluate`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  elasticdl evaluate --model model/ --data 'data/test-*.tsv'")]
+pub struct Evaluate {
+    /// The model and the data.
+    #[command(flatten)]
+    pub input: ModelAndData,
+    /// As a JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `predict`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  elasticdl predict --model model/ --data day-24.tsv --out scores.txt
+
+One line per record, in the order of the files and of the records in them: how likely its label is 1.")]
+pub struct Predict {
+    /// The model and the data.
+    #[command(flatten)]
+    pub input: ModelAndData,
+    /// File to write to; stdout by default.
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+/// An exported model and records for it.
+#[derive(Debug, Args)]
+pub struct ModelAndData {
+    /// Directory of an exported model.
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// Files or globs, in the layout that the model was trained with.
+    #[arg(long, required = true, num_args = 1.., value_name = "FILES")]
+    pub data: Vec<String>,
+    /// Format of the files; by default their names tell.
+    #[arg(long)]
+    pub format: Option<Format>,
+    /// Pass over malformed records (predict: their line is nan) instead of failing.
+    #[arg(long)]
+    pub skip_bad: bool,
+    /// Compute threads; by default one per core.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+}
+
+/// File formats by name.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Format {
+    /// CSV, TSV and the like; .gz and .zst are unpacked.
+    Text,
+    /// Apache Parquet.
+    Parquet,
+}
+
+impl Format {
+    /// The format as a job says it.
+    pub fn to_spec(self) -> elasticdl_spec::job::Format {
+        match self {
+            Format::Text => elasticdl_spec::job::Format::Text,
+            Format::Parquet => elasticdl_spec::job::Format::Parquet,
+        }
+    }
+}
+
+/// Data tools.
+#[derive(Debug, Subcommand)]
+pub enum Data {
+    /// Make deterministic data with planted truth, and say how well it can be predicted at best.
+    Synth(Synth),
+    /// Show the first records of a file as the layout reads them.
+    Head(Head),
+}
+
+/// Arguments of `data synth`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  elasticdl data synth criteo --rows 1000000 --test-rows 100000 --out data/criteo")]
+pub struct Synth {
+    /// The layout: criteo.
+    pub layout: SynthLayout,
+    /// Records to train on.
+    #[arg(long, value_name = "N")]
+    pub rows: u64,
+    /// Records to judge on; by default a tenth of --rows.
+    #[arg(long, value_name = "N")]
+    pub test_rows: Option<u64>,
+    /// Files that the training records are spread over.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub files: u32,
+    /// Of everything that is drawn: the same seed makes the same bytes.
+    #[arg(long, value_name = "N", default_value_t = 7)]
+    pub seed: u64,
+    /// Format of the files.
+    #[arg(long, default_value = "tsv")]
+    pub format: SynthFormat,
+    /// Directory to write to; made where it is missing.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// The result as a JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Layouts that can be synthesized.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum SynthLayout {
+    /// Label, I1–I13, C1–C26.
+    Criteo,
+}
+
+/// Formats that can be synthesized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SynthFormat {
+    /// Tab-separated text with string ids.
+    Tsv,
+    /// Apache Parquet with integer ids.
+    Parquet,
+}
+
+/// Arguments of `data head`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  elasticdl data head data/criteo/train-0.tsv --layout criteo -n 5")]
+pub struct Head {
+    /// The file.
+    pub file: PathBuf,
+    /// What its columns mean: criteo, adult, or a job file to take the layout from.
+    #[arg(long)]
+    pub layout: String,
+    /// How many records.
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 5)]
+    pub records: usize,
+    /// Format of the file; by default its name tells.
+    #[arg(long)]
+    pub format: Option<Format>,
+}
+
+/// Settings.
+#[derive(Debug, Subcommand)]
+pub enum Config {
+    /// Every setting of a job file, its value, and who said it: default < file < environment < flag.
+    Show(Show),
+}
+
+/// Arguments of `config show`.
+#[derive(Debug, Args)]
+pub struct Show {
+    /// The job.
+    #[command(flatten)]
+    pub job: JobFile,
+    /// As a JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `master`.
+#[derive(Debug, Args)]
+pub struct Master {
+    /// The job's directory, as `train` writes it: job.json and token.
+    #[arg(long, value_name = "DIR")]
+    pub job_dir: PathBuf,
+    /// Go on from the last committed checkpoint.
+    #[arg(long)]
+    pub resume: bool,
+    /// Where to listen.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+    /// Stop the job, after a checkpoint, when stdin is closed: whoever started it is gone.
+    #[arg(long)]
+    pub attached: bool,
+}
+
+/// Arguments of `ps` and `worker`.
+#[derive(Debug, Args)]
+pub struct Member {
+    /// The master's address.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub master: String,
+    /// File with the job's token, readable by its owner alone.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: PathBuf,
+    /// Number of this process in the job.
+    #[arg(long, value_name = "N")]
+    pub id: u32,
+    /// Where a ps listens; by default a free port of 127.0.0.1.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_overview_names_every_command_as_its_own_help_does() {
+        Cli::command().debug_assert();
+        for command in Cli::command().get_subcommands() {
+            let line = format!("\n  {:<10} ", command.get_name());
+            assert!(OVERVIEW.contains(&line), "{} is missing in the overview", command.get_name());
+        }
+    }
+}

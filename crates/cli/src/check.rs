@@ -1,0 +1,185 @@
+//! What is looked at before anything starts: the data, and the places that will be written to.
+//!
+//! What can be known now is told now, all of it at once, with the place in the job file it comes from.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use elasticdl_data::{Batches, BatchesConfig, Compression, DataFile, discover};
+use elasticdl_spec::job::{DataSpec, Format};
+use elasticdl_spec::resolve::{Problem, Problems};
+use elasticdl_spec::{JobSpec, Layout, Plan, Shard, TaskId};
+
+use crate::home::{JobDir, Record};
+use crate::model::{MANIFEST, WEIGHTS};
+use crate::{data, print};
+
+/// With less room than this a disk counts as full: a small model's checkpoint would not fit.
+const FREE_BYTES_MIN: u64 = 64 << 20;
+
+/// Looks at everything that a job needs; the current directory is the job's.
+pub fn check(dir: &JobDir, record: &Record) -> Result<(), Problems> {
+    let job = &record.job;
+    let mut problems = places(dir, record);
+    if problems.is_empty() {
+        problems.extend(data::make_missing(&job.data, job.train.seed).err());
+    }
+    if !problems.is_empty() && job.data.synth_rows.is_some() {
+        // Data that was not made because of these problems is no problem of its own.
+        return Err(Problems(problems));
+    }
+    let train = files(&job.data, "spec.data.train", &job.data.train, &mut problems);
+    let validate = match job.data.validate.as_slice() {
+        [] => Vec::new(),
+        patterns => files(&job.data, "spec.data.validate", patterns, &mut problems),
+    };
+    disjoint(&train, &validate, &mut problems);
+    if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
+}
+
+/// The model, and the places that will be written to.
+fn places(dir: &JobDir, record: &Record) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    if let Err(error) = plan(&record.job) {
+        problems.push(problem("spec.model", format!("{error:#}"), None));
+    }
+    problems.extend(writable("spec.checkpoint.dir", &dir.checkpoints(record)).err());
+    if let Some(output) = &record.job.output {
+        let output = record.resolve(output);
+        problems.extend(writable("spec.output", &output).err());
+        problems.extend(foreign("spec.output", &output));
+    }
+    problems
+}
+
+/// The job and its model's shape, which only the model itself knows.
+pub fn plan(job: &JobSpec) -> anyhow::Result<Plan> {
+    let layout = &job.data.layout;
+    let model = elasticdl_nn::build(&job.model, layout.numeric.len(), layout.categorical.len())?;
+    Ok(Plan { job: job.clone(), shape: model.shape().clone() })
+}
+
+fn problem(place: &str, what: String, hint: Option<String>) -> Problem {
+    Problem { place: place.into(), what, hint }
+}
+
+/// The files that patterns name, each looked into.
+fn files(data: &DataSpec, place: &str, patterns: &[String], problems: &mut Vec<Problem>) -> Vec<DataFile> {
+    let files = match discover(patterns, data.format) {
+        Ok(files) => files,
+        Err(error) => {
+            let hint = match (&error, data.layout.name.as_str()) {
+                (elasticdl_data::Error::NoMatch { .. }, "criteo") => {
+                    Some("check the path, or set data.synth_rows to have synthetic data made there")
+                }
+                (elasticdl_data::Error::NoMatch { .. }, _) => Some("check the path; it starts at the current directory"),
+                _ => None,
+            };
+            problems.push(problem(place, chain(&error), hint.map(Into::into)));
+            return Vec::new();
+        }
+    };
+    let layout = Arc::new(data.layout.clone());
+    for file in &files {
+        if let Err(found) = first_record(file, &layout, data) {
+            problems.push(problem(place, found.0, found.1));
+        }
+    }
+    files
+}
+
+/// Reads a file's first record: a wrong layout shows there.
+fn first_record(file: &DataFile, layout: &Arc<Layout>, data: &DataSpec) -> Result<(), (String, Option<String>)> {
+    let told = |error: elasticdl_data::Error| (chain(&error), None);
+    elasticdl_data::check(file, layout).map_err(told)?;
+    let path = file.path.clone();
+    let shard = Shard { path, first: 0, records: None, offset: 0, fingerprint: file.fingerprint };
+    // Read from its first byte, a plain file begins with its header.
+    let plain = file.format == Format::Text && file.compression == Compression::Plain;
+    let first_batch = u64::from(plain && layout.text.header);
+    let config = BatchesConfig {
+        task: TaskId::train(0, 0),
+        shard,
+        layout: layout.clone(),
+        format: data.format,
+        batch: 1,
+        batches_per_block: 1,
+        shuffle: false,
+        seed: 0,
+        first_batch,
+    };
+    let first = Batches::open(config).and_then(|mut batches| batches.next()).map_err(told)?;
+    match first {
+        None => Err((format!("{} holds no records", file.path), Some("leave it out, or fill it".into()))),
+        Some((_, _, bad)) if data.bad_records_max == 0 && !bad.is_empty() => {
+            let hint = format!("is data.layout: {} right for this file? `elasticdl data head` shows it", layout.name);
+            Err((bad[0].to_string(), Some(hint)))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// A model that is judged on what it was trained on looks better than it is.
+fn disjoint(train: &[DataFile], validate: &[DataFile], problems: &mut Vec<Problem>) {
+    let real = |file: &DataFile| fs::canonicalize(&file.path).ok();
+    let trained: BTreeSet<PathBuf> = train.iter().filter_map(real).collect();
+    for file in validate.iter().filter(|file| real(file).is_some_and(|path| trained.contains(&path))) {
+        let what = format!("{} is also in spec.data.train", file.path);
+        let hint = "judge the model on records that it was not trained on".to_string();
+        problems.push(problem("spec.data.validate", what, Some(hint)));
+    }
+}
+
+/// Whether a directory can be made and written to, and has room.
+fn writable(place: &str, dir: &Path) -> Result<(), Problem> {
+    let shown = dir.display();
+    let hint = || Some("name a directory that you can write to".to_string());
+    probe(dir).map_err(|e| match e.kind() {
+        io::ErrorKind::StorageFull => problem(place, format!("{shown}: the disk is full"), Some("free some space".into())),
+        _ => problem(place, format!("cannot write to {shown}: {e}"), hint()),
+    })?;
+    let room = rustix::fs::statvfs(dir).map(|fs| fs.f_bavail.saturating_mul(fs.f_frsize));
+    match room {
+        Ok(free) if free < FREE_BYTES_MIN => {
+            let what = format!("{shown}: only {} are free on this disk", print::bytes(free));
+            Err(problem(place, what, Some("free some space, or name a directory on another disk".into())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes a file and removes it: permissions alone don't tell whether a disk is full or mounted read-only.
+fn probe(dir: &Path) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    let path = dir.join(format!(".probe-{}", std::process::id()));
+    let written = File::create(&path).and_then(|mut file| {
+        file.write_all(&[0; 4096])?;
+        file.sync_all()
+    });
+    let removed = fs::remove_file(&path);
+    written.and(removed)
+}
+
+/// An output directory with other things in it is probably a mistake.
+pub fn foreign(place: &str, output: &Path) -> Option<Problem> {
+    let ours = [MANIFEST, WEIGHTS];
+    let entries = fs::read_dir(output).ok()?.flatten();
+    let names: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
+    let stranger = names.iter().find(|name| !name.starts_with('.') && !ours.contains(&name.as_str()))?;
+    let what = format!("{} holds other things than a model: {stranger}", output.display());
+    Some(problem(place, what, Some("name an empty or a new directory".into())))
+}
+
+/// An error with its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(&format!(": {cause}"));
+        source = cause.source();
+    }
+    text
+}

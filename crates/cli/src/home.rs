@@ -1,0 +1,296 @@
+//! Where jobs live on this machine: one directory each below `$ELASTICDL_HOME` or `~/.elasticdl`.
+
+use std::fs;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use elasticdl_master::status::Event;
+use elasticdl_spec::JobSpec;
+use elasticdl_spec::resolve::nearest;
+use serde::{Deserialize, Serialize};
+
+use crate::fault::Fault;
+use crate::lock::{self, Holder};
+
+/// All jobs of this machine.
+#[derive(Debug, Clone)]
+pub struct Home {
+    root: PathBuf,
+}
+
+impl Home {
+    /// The one that the environment names.
+    pub fn find() -> anyhow::Result<Home> {
+        let named = std::env::var_os("ELASTICDL_HOME").filter(|v| !v.is_empty()).map(PathBuf::from);
+        let root = match named {
+            Some(root) => root,
+            None => std::env::home_dir()
+                .ok_or_else(|| {
+                    Fault::user("there is no home directory to keep jobs in").hint("set ELASTICDL_HOME")
+                })?
+                .join(".elasticdl"),
+        };
+        let root = std::path::absolute(&root).with_context(|| format!("using {}", root.display()))?;
+        Ok(Home { root })
+    }
+
+    /// The directory for jobs of this name, whether there is one or not.
+    pub fn job(&self, name: &str) -> JobDir {
+        JobDir { path: self.root.join("jobs").join(name) }
+    }
+
+    /// The directory of a job that exists.
+    pub fn existing(&self, name: &str) -> anyhow::Result<JobDir> {
+        let names = self.names()?;
+        if names.iter().any(|n| n == name) {
+            return Ok(self.job(name));
+        }
+        let near = nearest(name, names.iter().map(String::as_str));
+        let hint = near.unwrap_or_else(|| "`elasticdl jobs` lists the jobs of this machine".into());
+        Err(Fault::user(format!("there is no job {name:?} in {}", self.root.display())).hint(hint).into())
+    }
+
+    /// The names of all jobs, sorted.
+    pub fn names(&self) -> anyhow::Result<Vec<String>> {
+        let dir = self.root.join("jobs");
+        let entries = match fs::read_dir(&dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.with_context(|| format!("listing {}", dir.display()))?,
+        };
+        let mut names: Vec<String> = entries
+            .filter_map(|entry| entry.ok())
+            .filter(|entry| entry.path().join("job.json").is_file())
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        Ok(names)
+    }
+}
+
+/// What was submitted: the content of `job.json`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Record {
+    /// Seconds since 1970 when it was submitted.
+    pub created: u64,
+    /// Where it was submitted; relative paths of the job start here.
+    pub cwd: PathBuf,
+    /// The job.
+    pub job: JobSpec,
+}
+
+impl Record {
+    /// A path of the job file, from wherever this process runs.
+    pub fn resolve(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.cwd.join(path)
+    }
+}
+
+/// Where a running master is: the content of `master.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MasterAt {
+    /// host:port
+    pub address: String,
+    /// Its process.
+    pub pid: u32,
+}
+
+/// The directory of one job.
+#[derive(Debug, Clone)]
+pub struct JobDir {
+    path: PathBuf,
+}
+
+impl JobDir {
+    /// The directory at `path`.
+    pub fn at(path: &Path) -> anyhow::Result<JobDir> {
+        let path = std::path::absolute(path).with_context(|| format!("using {}", path.display()))?;
+        Ok(JobDir { path })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes it, for its owner alone.
+    pub fn create(&self) -> io::Result<()> {
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(&self.path)
+    }
+
+    /// The job's secret.
+    pub fn token(&self) -> PathBuf {
+        self.path.join("token")
+    }
+
+    /// Held by the master for its life.
+    pub fn lock(&self) -> PathBuf {
+        self.path.join("lock")
+    }
+
+    /// Held by a client while it starts a master.
+    pub fn starting_lock(&self) -> PathBuf {
+        self.path.join("starting.lock")
+    }
+
+    /// Where the master is, once it listens.
+    pub fn master_file(&self) -> PathBuf {
+        self.path.join("master.json")
+    }
+
+    /// Logs of all processes.
+    pub fn logs(&self) -> PathBuf {
+        self.path.join("logs")
+    }
+
+    /// The log of one process.
+    pub fn log(&self, process: &str) -> PathBuf {
+        self.logs().join(format!("{process}.log"))
+    }
+
+    /// Events, written by the master.
+    pub fn events(&self) -> PathBuf {
+        self.path.join("events.jsonl")
+    }
+
+    /// Where checkpoints are, wherever this process runs.
+    pub fn checkpoints(&self, record: &Record) -> PathBuf {
+        match &record.job.checkpoint.dir {
+            Some(dir) => record.resolve(dir),
+            None => self.default_checkpoints(),
+        }
+    }
+
+    /// Where checkpoints go where the job does not say.
+    pub fn default_checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoint")
+    }
+
+    /// What was submitted.
+    pub fn record(&self) -> anyhow::Result<Record> {
+        let path = self.path.join("job.json");
+        let text = fs::read_to_string(&path).map_err(|e| {
+            Fault::user(format!("cannot read {}", path.display()))
+                .because(e)
+                .hint("is it the directory of a job? `elasticdl train` makes them")
+        })?;
+        serde_json::from_str(&text).map_err(|e| {
+            let hint = "start the job again with `elasticdl train`";
+            Fault::user(format!("{} is no job of this version", path.display())).because(e).hint(hint).into()
+        })
+    }
+
+    /// Writes what was submitted.
+    pub fn write_record(&self, record: &Record) -> io::Result<()> {
+        write_json(&self.path.join("job.json"), record)
+    }
+
+    /// Draws a new secret.
+    pub fn write_token(&self) -> io::Result<()> {
+        let mut random = [0u8; 32];
+        fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
+        let text: String = random.iter().map(|b| format!("{b:02x}")).collect();
+        match fs::remove_file(self.token()) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        // Born with its mode: nobody else can read it even for an instant.
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.token())?;
+        file.write_all(text.as_bytes())
+    }
+
+    /// Where the master is; `None` where none has said so.
+    pub fn master(&self) -> Option<MasterAt> {
+        serde_json::from_str(&fs::read_to_string(self.master_file()).ok()?).ok()
+    }
+
+    /// Says where the master is.
+    pub fn write_master(&self, at: &MasterAt) -> io::Result<()> {
+        write_json(&self.master_file(), at)
+    }
+
+    /// Who leads the job now: `None` where nobody does.
+    pub fn holder(&self) -> Option<Option<Holder>> {
+        lock::holder(&self.lock())
+    }
+
+    /// The last event of this kind among the newest ones.
+    pub fn last_event(&self, kind: &str) -> Option<Event> {
+        let lines = last_lines(&self.events(), 200).ok()?;
+        let events = lines.iter().rev().filter_map(|line| serde_json::from_str::<Event>(line).ok());
+        events.into_iter().find(|event| event.event == kind)
+    }
+}
+
+/// Writes a small JSON file so that a reader sees the old one or the new one, never half of it.
+pub fn write_json<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
+    let mut text = serde_json::to_string_pretty(value).map_err(io::Error::other)?;
+    text.push('\n');
+    let temporary = path.with_extension("new");
+    fs::write(&temporary, text)?;
+    fs::rename(&temporary, path)
+}
+
+/// The last `count` lines of a text file, without reading all of a long one.
+pub fn last_lines(path: &Path, count: usize) -> io::Result<Vec<String>> {
+    const LINE_BYTES_MAX: u64 = 16 << 10;
+    let mut file = fs::File::open(path)?;
+    let bytes = file.metadata()?.len();
+    let start = bytes.saturating_sub((count as u64 + 1) * LINE_BYTES_MAX);
+    file.seek(SeekFrom::Start(start))?;
+    let mut tail = Vec::new();
+    file.read_to_end(&mut tail)?;
+    let text = String::from_utf8_lossy(&tail);
+    let mut lines: Vec<String> = text.lines().map(Into::into).collect();
+    // The first one may be the end of a line.
+    let surplus = lines.len().saturating_sub(count).max(usize::from(start > 0).min(lines.len()));
+    lines.drain(..surplus);
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_token_is_new_each_time_and_readable_by_its_owner_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = JobDir::at(&root.path().join("jobs/ctr")).unwrap();
+        dir.create().unwrap();
+        dir.write_token().unwrap();
+        let first = fs::read_to_string(dir.token()).unwrap();
+        dir.write_token().unwrap();
+        let second = fs::read_to_string(dir.token()).unwrap();
+        assert_eq!((first.len(), second.len()), (64, 64));
+        assert_ne!(first, second);
+        assert_eq!(fs::metadata(dir.token()).unwrap().permissions().mode() & 0o777, 0o600);
+        elasticdl_wire::Token::read(&dir.token()).unwrap();
+    }
+
+    #[test]
+    fn last_lines_are_whole() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("log");
+        let long: String = (0..9000).map(|i| format!("line {i}\n")).collect();
+        fs::write(&path, long).unwrap();
+        assert_eq!(last_lines(&path, 2).unwrap(), ["line 8998", "line 8999"]);
+        fs::write(&path, "only").unwrap();
+        assert_eq!(last_lines(&path, 2).unwrap(), ["only"]);
+        fs::write(&path, "").unwrap();
+        assert!(last_lines(&path, 2).unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_unknown_job_is_told_with_the_nearest_name() {
+        let root = tempfile::tempdir().unwrap();
+        let home = Home { root: root.path().into() };
+        fs::create_dir_all(root.path().join("jobs/deepfm")).unwrap();
+        fs::write(root.path().join("jobs/deepfm/job.json"), "{}").unwrap();
+        let error = home.existing("deepfn").unwrap_err();
+        assert!(crate::fault::text(&error).ends_with("hint: did you mean deepfm?"));
+        assert!(home.existing("deepfm").is_ok());
+    }
+}

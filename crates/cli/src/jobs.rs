@@ -1,0 +1,170 @@
+//! `jobs`, `status`, `top`, `scale`, `stop`: jobs that are there already.
+
+#![expect(clippy::disallowed_methods, reason = "an edge: it reads the clock and waits for a job to end")]
+
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use comfy_table::{Table, presets};
+use elasticdl_master::status::{Status, StopRequest};
+use serde_json::{Value, json};
+
+use crate::args;
+use crate::client::Client;
+use crate::fault::{Exit, Fault};
+use crate::home::{Home, JobDir};
+use crate::view::{Block, Rates, View, phase_text, summary};
+use crate::{follow, print};
+
+/// A job in a list.
+struct Row {
+    name: String,
+    phase: String,
+    records: Option<u64>,
+    auc: Option<f64>,
+    age: f64,
+    pid: Option<u32>,
+}
+
+/// `jobs`.
+pub fn jobs(args: &args::Jobs) -> anyhow::Result<Exit> {
+    let home = Home::find()?;
+    let rows: Vec<Row> = home.names()?.iter().map(|name| row(&home.job(name), name)).collect();
+    if args.json {
+        let list: Vec<Value> = rows.iter().map(as_json).collect();
+        print::line(&serde_json::to_string_pretty(&list).context("writing JSON")?)?;
+        return Ok(Exit::Done);
+    }
+    if rows.is_empty() {
+        print::note("no jobs yet; `elasticdl train examples/deepfm.yaml` starts one");
+        return Ok(Exit::Done);
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["NAME", "PHASE", "RECORDS", "AUC", "AGE", "MASTER"]);
+    let dash = || "-".to_string();
+    for row in rows {
+        table.add_row([
+            row.name,
+            row.phase,
+            row.records.map_or_else(dash, print::count),
+            row.auc.map_or_else(dash, |auc| format!("{auc:.4}")),
+            print::seconds(row.age),
+            row.pid.map_or_else(dash, |pid| pid.to_string()),
+        ]);
+    }
+    print::line(&table.trim_fmt())?;
+    Ok(Exit::Done)
+}
+
+fn row(dir: &JobDir, name: &str) -> Row {
+    let created = dir.record().map_or(0, |record| record.created);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let age = now.saturating_sub(created) as f64;
+    let mut row = Row { name: name.into(), phase: "lost".into(), records: None, auc: None, age, pid: None };
+    if let Some(holder) = dir.holder() {
+        row.pid = holder.map(|h| h.pid);
+        row.phase = "starting".into();
+        if let Ok(status) = Client::of(dir).and_then(|client| client.status()) {
+            row.phase = phase_text(status.phase).into();
+            (row.records, row.auc) = (Some(status.records), status.auc);
+        }
+    } else if let Some(finished) = dir.last_event("finished") {
+        let field = |name: &str| finished.fields.get(name);
+        row.phase = field("outcome").and_then(Value::as_str).unwrap_or("lost").into();
+        row.records = field("records").and_then(Value::as_u64);
+        row.auc = field("auc").and_then(Value::as_f64);
+    }
+    row
+}
+
+fn as_json(row: &Row) -> Value {
+    json!({
+        "name": row.name, "phase": row.phase, "records": row.records, "auc": row.auc,
+        "age_seconds": row.age, "pid": row.pid,
+    })
+}
+
+/// The client of a job that runs.
+fn running(name: &str) -> anyhow::Result<(JobDir, Client)> {
+    let dir = Home::find()?.existing(name)?;
+    if dir.holder().is_none() {
+        let what = format!("job {name:?} is not running");
+        let hint = format!("`elasticdl status {name}` tells how it ended, `elasticdl resume {name}` goes on with it");
+        return Err(Fault::user(what).hint(hint).into());
+    }
+    let client = Client::of(&dir)?;
+    Ok((dir, client))
+}
+
+/// `status`.
+pub fn status(args: &args::Status) -> anyhow::Result<Exit> {
+    let dir = Home::find()?.existing(&args.job)?;
+    if dir.holder().is_some() {
+        let status = Client::of(&dir)?.status()?;
+        let text = if args.json { serde_json::to_string_pretty(&status)? } else { drawn(&status) };
+        print::line(&text)?;
+        return Ok(Exit::Done);
+    }
+    let finished = dir.last_event("finished");
+    let text = match (&finished, args.json) {
+        (Some(event), false) => summary(&args.job, event),
+        (None, false) => format!("{}  lost: its master died and told nobody", args.job),
+        (event, true) => {
+            let outcome = event.as_ref().and_then(|e| e.fields.get("outcome")).and_then(Value::as_str);
+            let over = json!({ "job": args.job, "phase": outcome.unwrap_or("lost"), "finished": event });
+            serde_json::to_string_pretty(&over)?
+        }
+    };
+    print::line(&text)?;
+    if finished.is_none() {
+        print::note(&format!("hint: `elasticdl resume {}` goes on from its last checkpoint", args.job));
+    }
+    Ok(Exit::Done)
+}
+
+fn drawn(status: &Status) -> String {
+    let block = Block { width: 120, height: usize::MAX / 2, colour: false };
+    block.lines(status, &Rates::default()).join("\n")
+}
+
+/// `top`.
+pub async fn top(args: &args::Top) -> anyhow::Result<Exit> {
+    let (dir, client) = running(&args.job)?;
+    follow::watch(dir, client, View::fitting(false)).await
+}
+
+/// `scale`.
+pub fn scale(args: &args::Scale) -> anyhow::Result<Exit> {
+    let (_, client) = running(&args.job)?;
+    let before = client.status()?.workers_wanted;
+    client.scale(args.workers)?;
+    print::note(&format!("{}: {} workers wanted, {before} before", args.job, args.workers));
+    Ok(Exit::Done)
+}
+
+/// `stop`: asks, and waits until it is over.
+pub fn stop(args: &args::Stop) -> anyhow::Result<Exit> {
+    let (dir, client) = running(&args.job)?;
+    client.stop(StopRequest { now: args.now }).map_err(|e| {
+        let pid = dir.master().map_or("its process".into(), |at| format!("process {}", at.pid));
+        e.context(format!("stopping {:?}; as a last resort, end {pid} with kill", args.job))
+    })?;
+    let began = Instant::now();
+    let mut told = false;
+    while dir.holder().is_some() {
+        if !told && began.elapsed() > Duration::from_secs(1) && !args.now {
+            print::note("waiting for the checkpoint …");
+            told = true;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    let outcome = dir.last_event("finished").and_then(|e| Some(e.fields.get("outcome")?.as_str()?.to_string()));
+    let outcome = outcome.unwrap_or_else(|| "gone".into());
+    print::note(&format!("{}: {outcome}", args.job));
+    if outcome == "stopped" {
+        print::note(&format!("hint: `elasticdl resume {}` goes on from the last checkpoint", args.job));
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,121 @@
+//! `elasticdl`: the one binary. Every role is a subcommand; the person's commands start and follow them.
+//!
+//! - [`args`]: the command line. [`settings`]: from there to a job.
+//! - [`train`], [`check`], [`submit`], [`follow`]: a job from its file to its end; [`view`] shows it.
+//! - [`jobs`], [`logs`]: jobs that are there already. [`home`], [`lock`]: where they live, and whose they are.
+//! - [`roles`], [`local`]: master, ps and worker on this machine.
+//! - [`export`], [`store`], [`model`], [`infer`], [`predict`], [`evaluate`]: trained models.
+//! - [`data`], [`truth`]: synthetic data, and what it allows at best.
+//!
+//! `anyhow` ends here: below, every crate has its own error, whose kind decides the exit code ([`fault`]).
+
+use std::io::Write;
+use std::panic;
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{Cli, Command, Config, Data};
+use crate::fault::Exit;
+
+mod args;
+mod check;
+mod client;
+mod data;
+mod evaluate;
+mod export;
+mod fault;
+mod follow;
+mod home;
+mod infer;
+mod jobs;
+mod local;
+mod lock;
+mod logs;
+mod model;
+mod predict;
+mod print;
+mod roles;
+mod settings;
+mod store;
+mod submit;
+mod train;
+mod truth;
+mod view;
+
+/// Training allocates and frees large buffers all the time; this keeps their pages (ANCHORS §4: worth 5 %).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            let exit = if e.use_stderr() { Exit::User } else { Exit::Done };
+            let _ = e.print();
+            return ExitCode::from(exit as u8);
+        }
+    };
+    log(&cli.command);
+    explain_panics();
+    let exit = match panic::catch_unwind(|| run(cli.command)) {
+        Ok(Ok(exit)) => exit,
+        Ok(Err(error)) => {
+            print::note(&fault::text(&error));
+            fault::exit(&error)
+        }
+        Err(_) => Exit::Bug,
+    };
+    ExitCode::from(exit as u8)
+}
+
+fn run(command: Command) -> anyhow::Result<Exit> {
+    match command {
+        Command::Train(args) => wait(train::train(args)),
+        Command::Resume(args) => wait(train::resume(args)),
+        Command::Jobs(args) => jobs::jobs(&args),
+        Command::Status(args) => jobs::status(&args),
+        Command::Top(args) => wait(jobs::top(&args)),
+        Command::Logs(args) => logs::logs(&args),
+        Command::Scale(args) => jobs::scale(&args),
+        Command::Stop(args) => jobs::stop(&args),
+        Command::Export(args) => export::command(&args),
+        Command::Evaluate(args) => evaluate::evaluate(&args),
+        Command::Predict(args) => predict::predict(&args),
+        Command::Data(Data::Synth(args)) => data::synth(&args),
+        Command::Data(Data::Head(args)) => data::head(&args),
+        Command::Config(Config::Show(args)) => settings::show(&args),
+        Command::Master(args) => wait(roles::master(args)),
+        Command::Ps(args) => wait(roles::ps(args)),
+        Command::Worker(args) => roles::worker(args),
+    }
+}
+
+/// Runs a future to its end, and then waits for nothing that is still under way.
+fn wait(future: impl Future<Output = anyhow::Result<Exit>>) -> anyhow::Result<Exit> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let outcome = runtime.block_on(future);
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Roles log what changes into their files; for people's commands only warnings are worth a line.
+fn log(command: &Command) {
+    let role = matches!(command, Command::Master(_) | Command::Ps(_) | Command::Worker(_));
+    let default = if role { "info" } else { "warn" };
+    let filter = EnvFilter::try_from_env("ELASTICDL_LOG").unwrap_or_else(|_| EnvFilter::new(default));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    builder.with_ansi(false).with_target(role).init();
+}
+
+/// A panic is a bug of ours; say so, and what to do with it.
+fn explain_panics() {
+    let default = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        default(info);
+        let mut err = std::io::stderr().lock();
+        let _ = writeln!(err, "error: this is a bug in elasticdl {}", env!("CARGO_PKG_VERSION"));
+        let _ = writeln!(err, "hint: please report it with the lines above: {}/issues", env!("CARGO_PKG_REPOSITORY"));
+    }));
+}

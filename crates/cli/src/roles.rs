@@ -1,0 +1,144 @@
+//! The roles: `master`, `ps`, `worker`. Each is a crate; here they get what they need from this machine.
+
+use std::fs;
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::thread;
+
+use anyhow::Context;
+use elasticdl_master::config::Export;
+use elasticdl_master::status::{Phase, StopRequest};
+use elasticdl_spec::{ServerId, WorkerId};
+use elasticdl_wire::Token;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::args::{Master, Member};
+use crate::fault::{Exit, Fault};
+use crate::home::{JobDir, MasterAt, Record};
+use crate::local::Local;
+use crate::lock::{Lock, Refused};
+use crate::{check, export, submit, truth};
+
+/// `master`: leads a job to its end.
+pub async fn master(args: Master) -> anyhow::Result<Exit> {
+    let dir = JobDir::at(&args.job_dir)?;
+    let record = dir.record()?;
+    std::env::set_current_dir(&record.cwd).with_context(|| format!("going to {}", record.cwd.display()))?;
+    let _locks = locks(&dir, &record)?;
+    let listener = bind(args.listen).await?;
+    let address = listener.local_addr().context("asking for the address")?.to_string();
+    let plan = check::plan(&record.job)?;
+    let (exits_in, exits) = mpsc::unbounded_channel();
+    let (stops_in, stops) = mpsc::unbounded_channel();
+    stop_on_signals(stops_in.clone())?;
+    if args.attached {
+        stop_on_silence(stops_in)?;
+    }
+    fs::create_dir_all(dir.logs()).with_context(|| format!("making {}", dir.logs().display()))?;
+    let program = std::env::current_exe().context("finding this program")?;
+    let launcher = Local::new(program, dir.clone(), address.clone(), exits_in);
+    let config = elasticdl_master::Config {
+        best: truth::best(&record.job.data.validate),
+        export: exporter(&dir, &record),
+        plan,
+        job_dir: dir.path().into(),
+        token: Token::read(&dir.token())?,
+        listener,
+        resume: args.resume,
+        launcher: Box::new(launcher),
+        exits,
+        stops,
+    };
+    // The client takes this for the sign that it can call.
+    dir.write_master(&MasterAt { address, pid: std::process::id() }).context("writing master.json")?;
+    let outcome = elasticdl_master::run(config).await;
+    let _ = fs::remove_file(dir.master_file());
+    match outcome?.phase {
+        Phase::Done | Phase::Stopped => Ok(Exit::Done),
+        _ => Ok(Exit::Job),
+    }
+}
+
+/// The job's lock and that of its checkpoint directory.
+fn locks(dir: &JobDir, record: &Record) -> anyhow::Result<[Lock; 2]> {
+    let name = &record.job.name;
+    let job = Lock::take(&dir.lock(), name).map_err(|refused| match refused {
+        Refused::Held(holder) => submit::running(name, holder.as_ref(), "is running"),
+        Refused::Io(e) => Fault::user(format!("cannot lock {}", dir.lock().display())).because(e),
+    })?;
+    let checkpoints = dir.checkpoints(record);
+    fs::create_dir_all(&checkpoints).with_context(|| format!("making {}", checkpoints.display()))?;
+    let theirs = Lock::take(&checkpoints.join("lock"), name).map_err(|refused| match refused {
+        Refused::Held(holder) => submit::shared_checkpoints(&checkpoints, holder.as_ref()),
+        Refused::Io(e) => Fault::user(format!("cannot lock {}", checkpoints.display())).because(e),
+    })?;
+    Ok([job, theirs])
+}
+
+async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(listen).await.map_err(|e| {
+        let hint = match e.kind() {
+            io::ErrorKind::AddrInUse => "another process listens there: use another port, or none for a free one",
+            _ => "use an address of this machine, such as 127.0.0.1:0",
+        };
+        Fault::user(format!("the master cannot listen at {listen}")).because(e).hint(hint).into()
+    })
+}
+
+fn exporter(dir: &JobDir, record: &Record) -> Option<Export> {
+    let out = record.resolve(record.job.output.as_ref()?);
+    let (dir, job) = (dir.clone(), record.job.clone());
+    Some(Box::new(move |checkpoint| {
+        let exported = export::export(&dir, &job, checkpoint, &out);
+        exported.map(|exported| exported.as_json()).map_err(|e| format!("{e:#}"))
+    }))
+}
+
+/// SIGTERM and SIGINT: the first stops after a checkpoint, the next at once.
+fn stop_on_signals(stops: mpsc::UnboundedSender<StopRequest>) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
+    tokio::spawn(async move {
+        let mut now = false;
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            if stops.send(StopRequest { now }).is_err() {
+                return;
+            }
+            now = true;
+        }
+    });
+    Ok(())
+}
+
+/// The end of stdin: the client that started this job is gone, and nobody else looks after it.
+fn stop_on_silence(stops: mpsc::UnboundedSender<StopRequest>) -> anyhow::Result<()> {
+    let listen = move || {
+        let mut byte = [0];
+        while matches!(io::stdin().lock().read(&mut byte), Ok(n) if n > 0) {}
+        tracing::warn!("the client is gone; stopping after a checkpoint");
+        let _ = stops.send(StopRequest { now: false });
+    };
+    thread::Builder::new().name("client".into()).spawn(listen).context("starting a thread")?;
+    Ok(())
+}
+
+/// `ps`: holds partitions until the master says that it may leave.
+pub async fn ps(args: Member) -> anyhow::Result<Exit> {
+    let token = Token::read(&args.token_file)?;
+    let config = elasticdl_ps::Config { master: args.master, token, id: ServerId(args.id), listen: args.listen.to_string() };
+    elasticdl_ps::run(config).await?;
+    Ok(Exit::Done)
+}
+
+/// `worker`: trains until there is nothing more to train.
+pub fn worker(args: Member) -> anyhow::Result<Exit> {
+    let token = Token::read(&args.token_file)?;
+    elasticdl_worker::run(elasticdl_worker::Config { master: args.master, token, id: WorkerId(args.id) })?;
+    Ok(Exit::Done)
+}

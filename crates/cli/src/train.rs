@@ -1,0 +1,57 @@
+//! `train` and `resume`: a job from its file, or from its checkpoint, to its end.
+
+use elasticdl_master::store as checkpoints;
+use elasticdl_spec::Plan;
+use serde_json::json;
+
+use crate::args::{Follow, Resume, Train};
+use crate::fault::{self, Exit};
+use crate::home::Home;
+use crate::submit::{Claim, Earlier, Start, Started};
+use crate::view::View;
+use crate::{check, follow, print, settings, store};
+
+/// `train`.
+pub async fn train(args: Train) -> anyhow::Result<Exit> {
+    let file = args.job.file.display().to_string();
+    let job = settings::load(&args.job)?.job;
+    let claim = Claim::fresh(&Home::find()?, job)?;
+    check::check(claim.dir(), claim.record()).map_err(|problems| fault::problems(&file, &problems))?;
+    claim.renew(if args.fresh { Earlier::Remove } else { Earlier::Refuse })?;
+    let start = Start { resume: false, detach: args.follow.detach, listen: args.follow.listen };
+    let started = claim.start(start).await?;
+    go_on(started, &args.follow).await
+}
+
+/// `resume`.
+pub async fn resume(args: Resume) -> anyhow::Result<Exit> {
+    let claim = Claim::existing(&Home::find()?, &args.job)?;
+    let (dir, record) = (claim.dir(), claim.record());
+    let at = dir.checkpoints(record);
+    let (manifest, _) = store::newest(&at, &args.job)?;
+    let plan: Plan = check::plan(&record.job)?;
+    checkpoints::check_fits(&at.display().to_string(), &manifest, &plan)?;
+    let subject = format!("job {:?}", args.job);
+    std::env::set_current_dir(&record.cwd)?;
+    check::check(dir, record).map_err(|problems| fault::problems(&subject, &problems))?;
+    let start = Start { resume: true, detach: args.follow.detach, listen: args.follow.listen };
+    let started = claim.start(start).await?;
+    go_on(started, &args.follow).await
+}
+
+/// Follows the job, or leaves it alone.
+async fn go_on(started: Started, args: &Follow) -> anyhow::Result<Exit> {
+    if !args.detach {
+        return follow::follow(started, View::fitting(args.json)).await;
+    }
+    let name = started.dir.record()?.job.name;
+    let (pid, address) = (started.at.pid, &started.at.address);
+    if args.json {
+        let event = json!({ "event": "detached", "job": name, "pid": pid, "address": address });
+        print::line(&event.to_string())?;
+    } else {
+        print::note(&format!("{name}: started, master {pid} at {address}"));
+        print::note(&format!("hint: `elasticdl top {name}` watches it, `elasticdl stop {name}` stops it"));
+    }
+    Ok(Exit::Done)
+}

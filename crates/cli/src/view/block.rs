@@ -1,0 +1,280 @@
+//! A job as a block of lines that fits the screen. Pure: status in, text out.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crossterm::style::{Attribute, Color, ContentStyle, Stylize};
+use elasticdl_master::status::{Phase, Process, Status};
+
+use crate::print;
+
+/// Records a second of each worker, from one status to the next.
+#[derive(Debug, Default)]
+pub struct Rates {
+    seen: BTreeMap<u32, (Duration, u64)>,
+    rates: BTreeMap<u32, f64>,
+}
+
+/// Below this the clock's grain would show in the rate.
+const SPAN_MIN: Duration = Duration::from_millis(900);
+
+impl Rates {
+    /// Takes a status into account.
+    pub fn observe(&mut self, now: Duration, status: &Status) {
+        let here = |id: &u32| status.workers.iter().any(|w| w.id == *id);
+        self.seen.retain(|id, _| here(id));
+        self.rates.retain(|id, _| here(id));
+        for worker in &status.workers {
+            let (since, records) = *self.seen.entry(worker.id).or_insert((now, worker.records));
+            let span = now.saturating_sub(since);
+            if span >= SPAN_MIN {
+                let done = worker.records.saturating_sub(records);
+                self.rates.insert(worker.id, done as f64 / span.as_secs_f64());
+                self.seen.insert(worker.id, (now, worker.records));
+            }
+        }
+    }
+
+    fn of(&self, worker: u32) -> Option<f64> {
+        self.rates.get(&worker).copied()
+    }
+}
+
+/// How a block is drawn.
+#[derive(Debug, Clone, Copy)]
+pub struct Block {
+    /// Columns of the screen.
+    pub width: usize,
+    /// Lines that may be used.
+    pub height: usize,
+    /// Whether to use colours.
+    pub colour: bool,
+}
+
+/// A piece of a line with its looks.
+type Span = (ContentStyle, String);
+
+impl Block {
+    /// The lines that show `status`; none is wider than the screen.
+    pub fn lines(&self, status: &Status, rates: &Rates) -> Vec<String> {
+        let mut lines = vec![head(status), self.bar(status), vec![plain(figures(status))]];
+        if let Some(error) = &status.error {
+            lines.push(vec![(ContentStyle::new().with(Color::Red), error.replace('\n', " "))]);
+        }
+        let room = self.height.saturating_sub(lines.len() + 2);
+        let servers_shown = status.servers.len().min(room / 3 + room % 3);
+        let workers_shown = status.workers.len().min(room.saturating_sub(servers_shown));
+        lines.push(vec![dim(workers_head(status, workers_shown))]);
+        lines.extend(status.workers.iter().take(workers_shown).map(|w| process("worker", w, rates.of(w.id))));
+        lines.push(vec![dim(servers_head(status, servers_shown))]);
+        lines.extend(status.servers.iter().take(servers_shown).map(|s| process("ps", s, None)));
+        lines.truncate(self.height.max(1));
+        lines.into_iter().map(|line| self.paint(line)).collect()
+    }
+
+    fn bar(&self, status: &Status) -> Vec<Span> {
+        let records = print::count(status.records);
+        let Some(total) = status.records_total.filter(|total| *total > 0) else {
+            return vec![plain(format!("{records} records; how many there are is not known yet"))];
+        };
+        let fraction = (status.records as f64 / total as f64).clamp(0.0, 1.0);
+        let text = format!(" {:5.1} %  {records} of {} records", fraction * 100.0, print::count(total));
+        let cells = self.width.saturating_sub(text.chars().count()).clamp(10, 40);
+        let full = (fraction * cells as f64).round() as usize;
+        vec![
+            (ContentStyle::new().with(Color::Green), "█".repeat(full)),
+            dim("░".repeat(cells - full)),
+            plain(text),
+        ]
+    }
+
+    /// Cuts a line to the width and puts the colours in.
+    fn paint(&self, line: Vec<Span>) -> String {
+        let mut left = self.width;
+        let mut text = String::new();
+        for (style, span) in line {
+            let piece: String = span.chars().take(left).collect();
+            left -= piece.chars().count();
+            if self.colour && !piece.is_empty() {
+                text.push_str(&style.apply(piece).to_string());
+            } else {
+                text.push_str(&piece);
+            }
+        }
+        text.trim_end().to_string()
+    }
+}
+
+fn plain(text: String) -> Span {
+    (ContentStyle::new(), text)
+}
+
+fn dim(text: String) -> Span {
+    (ContentStyle::new().attribute(Attribute::Dim), text)
+}
+
+fn head(status: &Status) -> Vec<Span> {
+    let colour = match status.phase {
+        Phase::Failed => Color::Red,
+        Phase::Stopping | Phase::Stopped => Color::Yellow,
+        _ => Color::Green,
+    };
+    let mut rest = String::new();
+    if status.epochs > 1 {
+        let epoch = (status.epoch + 1).min(status.epochs);
+        rest.push_str(&format!("  epoch {epoch} of {}", status.epochs));
+    }
+    rest.push_str(&format!("  {}", print::seconds(status.seconds)));
+    vec![
+        (ContentStyle::new().attribute(Attribute::Bold), format!("{}  ", status.job)),
+        (ContentStyle::new().with(colour), phase_text(status.phase).into()),
+        plain(rest),
+    ]
+}
+
+/// A phase as it is written in JSON.
+pub fn phase_text(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Starting => "starting",
+        Phase::Training => "training",
+        Phase::Saving => "saving",
+        Phase::Evaluating => "evaluating",
+        Phase::Stopping => "stopping",
+        Phase::Done => "done",
+        Phase::Failed => "failed",
+        Phase::Stopped => "stopped",
+    }
+}
+
+/// Speed and quality in one line.
+pub fn figures(status: &Status) -> String {
+    let mut parts = vec![format!("{} records/s", print::count(status.records_per_second.max(0.0) as u64))];
+    if let Some(eta) = status.eta_seconds {
+        parts.push(format!("eta {}", print::seconds(eta)));
+    }
+    for (name, value) in [("loss", status.loss), ("logloss", status.logloss), ("auc", status.auc)] {
+        parts.extend(value.map(|v| format!("{name} {v:.4}")));
+    }
+    parts.extend(status.checkpoint.map(|id| format!("checkpoint {id}")));
+    if status.bad_records > 0 {
+        parts.push(format!("{} bad records set aside", print::count(status.bad_records)));
+    }
+    parts.join("  ")
+}
+
+fn workers_head(status: &Status, shown: usize) -> String {
+    let there = status.workers.len();
+    let mut text = format!("workers: {there}");
+    if there != status.workers_wanted as usize {
+        text.push_str(&format!(" of {} wanted", status.workers_wanted));
+    }
+    if shown < there {
+        text.push_str(&format!(", {shown} shown"));
+    }
+    text
+}
+
+fn servers_head(status: &Status, shown: usize) -> String {
+    let there = status.servers.len();
+    let more = if shown < there { format!(", {shown} shown") } else { String::new() };
+    format!("servers: {there}{more}")
+}
+
+fn process(role: &str, process: &Process, rate: Option<f64>) -> Vec<Span> {
+    let colour = match process.state.as_str() {
+        "working" | "serving" | "idle" => Color::Green,
+        "draining" | "starting" => Color::Yellow,
+        _ => Color::Red,
+    };
+    let name = format!("  {:<11}", format!("{role}-{}", process.id));
+    let mut rest = String::new();
+    if let Some(rate) = rate {
+        rest.push_str(&format!("  {:>9}/s", print::count(rate as u64)));
+    }
+    if let Some(task) = &process.task {
+        rest.push_str(&format!("  {task}"));
+    }
+    if process.restarts > 0 {
+        let times = if process.restarts == 1 { "once".into() } else { format!("{} times", process.restarts) };
+        rest.push_str(&format!("  started again {times}"));
+    }
+    vec![plain(name), (ContentStyle::new().with(colour), format!("{:<8}", process.state)), plain(rest)]
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use elasticdl_master::status::TaskCounts;
+    use serde_json::Value;
+
+    /// A worker or server in some state.
+    pub fn member(id: u32, state: &str, records: u64) -> Process {
+        Process {
+            id,
+            state: state.into(),
+            pid: Some(100 + id),
+            restarts: 0,
+            task: None,
+            records,
+            gauges: Value::Null,
+        }
+    }
+
+    /// A job in the middle of its work.
+    pub fn training() -> Status {
+        Status {
+            job: "ctr".into(),
+            phase: Phase::Training,
+            error: None,
+            seconds: 12.3,
+            epoch: 0,
+            epochs: 2,
+            records: 1_234_567,
+            records_total: Some(2_000_000),
+            records_per_second: 123_456.7,
+            eta_seconds: Some(6.2),
+            loss: Some(0.45123),
+            logloss: None,
+            auc: Some(0.79121),
+            bad_records: 0,
+            tasks: TaskCounts::default(),
+            workers_wanted: 3,
+            workers: vec![
+                Process { task: Some("train/0/17".into()), ..member(0, "working", 61_000) },
+                Process { restarts: 1, ..member(2, "starting", 0) },
+            ],
+            servers: vec![member(0, "serving", 0), member(1, "serving", 0)],
+            checkpoint: Some(3),
+        }
+    }
+
+    fn drawn(width: usize, height: usize, colour: bool) -> String {
+        let status = training();
+        let mut rates = Rates::default();
+        let mut before = status.clone();
+        before.workers[0].records = 1_000;
+        rates.observe(Duration::from_secs(1), &before);
+        rates.observe(Duration::from_secs(2), &status);
+        Block { width, height, colour }.lines(&status, &rates).join("\n")
+    }
+
+    #[test]
+    fn a_block_shows_progress_quality_workers_and_servers() {
+        insta::assert_snapshot!(drawn(100, 24, false));
+    }
+
+    #[test]
+    fn a_narrow_and_low_terminal_is_never_overrun() {
+        for (width, height) in [(1, 1), (20, 5), (40, 8), (80, 3)] {
+            let text = drawn(width, height, false);
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{width}: {text}");
+            assert!(text.lines().count() <= height, "{height}: {text}");
+        }
+    }
+
+    #[test]
+    fn colours_are_there_only_when_asked_for() {
+        assert!(!drawn(100, 24, false).contains('\x1b'));
+        assert!(drawn(100, 24, true).contains('\x1b'));
+    }
+}

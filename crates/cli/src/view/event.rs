@@ -1,0 +1,129 @@
+//! Events as sentences. Pure.
+
+use elasticdl_master::status::Event;
+use serde_json::Value;
+
+use crate::print;
+
+/// The sentence for an event; `None` for those that the regular view shows anyway.
+pub fn text(event: &Event) -> Option<String> {
+    let field = |name: &str| event.fields.get(name).filter(|v| !v.is_null());
+    let text = |name: &str| field(name).map_or_else(|| "?".into(), value_text);
+    let count = |name: &str| field(name).and_then(Value::as_u64).map_or_else(|| "?".into(), print::count);
+    Some(match event.event.as_str() {
+        "progress" | "finished" | "started" | "server_started" | "worker_started" => return None,
+        "worker_joined" => format!("worker-{} joined (pid {})", text("worker"), text("pid")),
+        "worker_exited" | "server_exited" => exited(event),
+        "indexed" => match field("records_total").and_then(Value::as_u64) {
+            Some(total) => format!("indexed: {} records in {} shards", print::count(total), count("shards")),
+            None => format!("indexed: {} shards", count("shards")),
+        },
+        "training" if field("records").and_then(Value::as_u64).unwrap_or(0) > 0 => {
+            format!("training goes on after {} records", count("records"))
+        }
+        "training" => "training".into(),
+        "evaluated" => format!(
+            "judged on {} records after training on {}: logloss {}, auc {}",
+            count("records"),
+            count("trained"),
+            text("logloss"),
+            text("auc")
+        ),
+        "checkpoint" => {
+            let bytes = field("bytes").and_then(Value::as_u64).map_or_else(|| "?".into(), print::bytes);
+            format!("checkpoint {} written: {bytes}, {} records", text("checkpoint"), count("records"))
+        }
+        "rolled_back" => match field("checkpoint") {
+            Some(id) => format!("rolled back to checkpoint {id}: {} records are trained", count("records")),
+            None => "rolled back to the beginning: there was no checkpoint yet".into(),
+        },
+        "scaled" => format!("{} workers are wanted, {} before", text("to"), text("from")),
+        "lease_expired" => format!("worker-{} lost task {}: no batch for too long", text("worker"), text("task")),
+        "stopping" => "stopping: workers finish their batches, then a checkpoint".into(),
+        "exported" => format!("model exported: {}", text("output")),
+        "warning" => format!("warning: {}", text("message")),
+        _ => unknown(event),
+    })
+}
+
+/// With the time in front.
+pub fn stamped(event: &Event, text: &str) -> String {
+    format!("{:>7}  {text}", print::seconds(event.seconds))
+}
+
+/// A process is gone: by request, or by what, with its last words.
+fn exited(event: &Event) -> String {
+    let field = |name: &str| event.fields.get(name).filter(|v| !v.is_null());
+    let name = match (field("worker"), field("server")) {
+        (Some(id), _) => format!("worker-{id}"),
+        (None, Some(id)) => format!("ps-{id}"),
+        (None, None) => "a process".into(),
+    };
+    if field("asked").and_then(Value::as_bool).unwrap_or(false) {
+        return format!("{name} left");
+    }
+    let how = match (field("code"), field("signal")) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "unknown cause".into(),
+    };
+    let mut text = format!("{name} died ({how}); a replacement is started");
+    for line in field("last_lines").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str) {
+        text.push_str(&format!("\n         | {line}"));
+    }
+    text
+}
+
+/// An event that this version has no sentence for.
+fn unknown(event: &Event) -> String {
+    let words = event.event.replace('_', " ");
+    let fields = event.fields.iter().map(|(key, value)| format!("{key} {}", value_text(value)));
+    let fields: Vec<String> = fields.collect();
+    if fields.is_empty() { words } else { format!("{words}: {}", fields.join(", ")) }
+}
+
+fn value_text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Number(n) if n.is_f64() => format!("{:.4}", n.as_f64().unwrap_or(f64::NAN)),
+        Value::Object(fields) => {
+            let parts: Vec<String> = fields.iter().map(|(key, value)| format!("{key} {}", value_text(value))).collect();
+            parts.join(", ")
+        }
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn events_read_as_sentences() {
+        let events = json!([
+            { "event": "progress", "records": 5 },
+            { "event": "indexed", "shards": 12, "records_total": 2_000_000 },
+            { "event": "worker_joined", "worker": 1, "pid": 77 },
+            { "event": "worker_exited", "worker": 1, "pid": 77, "asked": false, "signal": 9, "last_lines": ["bye"] },
+            { "event": "worker_exited", "worker": 2, "pid": 78, "asked": true, "code": 0 },
+            { "event": "evaluated", "logloss": 0.45678, "auc": null, "records": 1000, "trained": 5000, "last": false },
+            { "event": "checkpoint", "checkpoint": 3, "bytes": 5_000_000, "records": 123_456 },
+            { "event": "exported", "output": { "path": "model/x", "rows": 1000 } },
+            { "event": "brand_new", "what": 1.5 },
+        ]);
+        let lines: Vec<String> = events
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|fields| {
+                let mut event = fields.clone();
+                event["seq"] = json!(1);
+                event["seconds"] = json!(12.345);
+                let event: Event = serde_json::from_value(event).unwrap();
+                text(&event).map_or_else(|| "(nothing)".into(), |text| stamped(&event, &text))
+            })
+            .collect();
+        insta::assert_snapshot!(lines.join("\n"));
+    }
+}

@@ -1,0 +1,123 @@
+//! Writing a snapshot so that a half-written one is never mistaken for a checkpoint.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::{
+    Array, ArrayRef, DictionaryArray, FixedSizeListArray, Float32Array, Int32Array, ListArray, RecordBatch,
+    StringArray, UInt64Array,
+};
+use arrow_ipc::writer::FileWriter;
+use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
+
+use crate::checkpoint::snapshot::{Chunk, Snapshot};
+use crate::checkpoint::{COLUMNS, HEAD_KEY, Head, Sum, path_of};
+use crate::error::{Error, Result};
+
+/// Writes `snapshot` into `dir`, which exists, and tells what is on disk then.
+///
+/// The file is written under a temporary name, synced, renamed, and the directory synced. Where that
+/// fails the temporary file is removed, and a file of that name from before stays as it was.
+pub fn write(snapshot: Snapshot, dir: &Path) -> Result<Sum> {
+    let path = path_of(dir, snapshot.head.partition);
+    let temporary = path.with_extension("arrow.tmp");
+    let written = write_file(snapshot, &temporary).and_then(|sum| {
+        std::fs::rename(&temporary, &path)?;
+        File::open(dir)?.sync_all()?;
+        Ok(sum)
+    });
+    written.map_err(|e| {
+        // The first error is the one to tell; the file may not even be there.
+        let _ = std::fs::remove_file(&temporary);
+        Error::io(format!("writing checkpoint file {}", path.display()), e)
+    })
+}
+
+fn write_file(snapshot: Snapshot, path: &Path) -> io::Result<Sum> {
+    let Snapshot { head, names, chunks } = snapshot;
+    let schema = schema(&head)?;
+    let names: ArrayRef = Arc::new(StringArray::from(names));
+    let file = Summing { inner: File::create(path)?, bytes: 0, crc: crc32fast::Hasher::new() };
+    let buffered = BufWriter::with_capacity(1 << 20, file);
+    let mut writer = FileWriter::try_new(buffered, &schema).map_err(to_io)?;
+    // Chunk by chunk, so that the copy shrinks while it is written.
+    for chunk in chunks {
+        let batch = to_batch(chunk, &schema, &names).map_err(to_io)?;
+        writer.write(&batch).map_err(to_io)?;
+    }
+    let mut buffered = writer.into_inner().map_err(to_io)?;
+    buffered.flush()?;
+    let file = buffered.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.inner.sync_all()?;
+    Ok(Sum { bytes: file.bytes, crc32: file.crc.finalize() })
+}
+
+/// The file's schema; see the module [`crate::checkpoint`].
+fn schema(head: &Head) -> io::Result<SchemaRef> {
+    let names = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8));
+    let types = [names, DataType::UInt64, floats(), floats()];
+    let fields: Vec<Field> =
+        COLUMNS.iter().zip(types).map(|(name, of)| Field::new(*name, of, false)).collect();
+    let head = serde_json::to_string(head)?;
+    Ok(Arc::new(Schema::new_with_metadata(fields, [(HEAD_KEY, head)])))
+}
+
+fn floats() -> DataType {
+    DataType::List(item())
+}
+
+fn item() -> Arc<Field> {
+    Arc::new(Field::new("item", DataType::Float32, false))
+}
+
+fn to_batch(chunk: Chunk, schema: &SchemaRef, names: &ArrayRef) -> std::result::Result<RecordBatch, ArrowError> {
+    let rows = chunk.ids.len();
+    let keys = Int32Array::from_value(chunk.name as i32, rows);
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(DictionaryArray::try_new(keys, Arc::clone(names))?),
+        Arc::new(UInt64Array::from(chunk.ids)),
+        lists(chunk.weights, rows)?,
+        lists(chunk.slots, rows)?,
+    ];
+    RecordBatch::try_new(Arc::clone(schema), columns)
+}
+
+/// `rows` lists of one length, without a copy of the floats.
+fn lists(floats: Vec<f32>, rows: usize) -> std::result::Result<ArrayRef, ArrowError> {
+    assert_eq!(floats.len() % rows, 0, "the rows of a chunk are of one length");
+    let size = (floats.len() / rows) as i32;
+    let values: ArrayRef = Arc::new(Float32Array::from(floats));
+    let fixed = FixedSizeListArray::try_new_with_length(item(), size, values, None, rows)?;
+    let lists = ListArray::from(fixed);
+    assert_eq!(lists.len(), rows, "there is a list per row");
+    Ok(Arc::new(lists))
+}
+
+fn to_io(error: ArrowError) -> io::Error {
+    match error {
+        ArrowError::IoError(_, e) => e,
+        other => io::Error::other(other),
+    }
+}
+
+/// Counts and sums what goes by.
+struct Summing<W> {
+    inner: W,
+    bytes: u64,
+    crc: crc32fast::Hasher,
+}
+
+impl<W: Write> Write for Summing<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.inner.write(bytes)?;
+        self.crc.update(&bytes[..written]);
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}

@@ -1,0 +1,43 @@
+//! The parameter server: rows and tensors, how gradients change them, and how they outlive a process.
+//!
+//! One push's way: [`server`] (a frame comes in) → [`requests`] (what does it ask for?) → [`partitions`]
+//! (whose lock?) → [`partition`] (has its turn come?) → [`table`], [`tensor`] → [`optimizer`]. The map:
+//!
+//! - [`model`]: what a server knows of a job.
+//! - [`table`]: rows of one table, found by id; weights and slots side by side.
+//! - [`tensor`]: a dense tensor with its slots.
+//! - [`optimizer`]: one formula per file.
+//! - [`marks`], [`closed`]: which batches are applied; the rules of exactly-once (DESIGN §4.3).
+//! - [`audit`]: the same counted where rows change, so that marks need not be believed.
+//! - [`partition`]: all of this as one deterministic state machine.
+//! - [`checkpoint`]: a partition's file.
+//! - [`partitions`], [`requests`]: many partitions behind locks; frames to answers.
+//! - [`server`], [`run`]: the edges, a socket for workers and a client of the master. Only these two read
+//!   clocks or start threads.
+
+pub mod audit;
+pub mod checkpoint;
+pub mod closed;
+pub mod error;
+pub mod marks;
+pub mod model;
+pub mod optimizer;
+pub mod partition;
+pub mod partitions;
+pub mod requests;
+pub mod run;
+pub mod server;
+pub mod table;
+pub mod tensor;
+
+#[cfg(test)]
+mod test_model;
+
+pub use error::{Error, Result};
+pub use model::Model;
+pub use optimizer::Optimizer;
+pub use partition::Partition;
+pub use partitions::Partitions;
+pub use run::{Config, run};
+pub use server::Server;
+pub use table::Table;

@@ -1,0 +1,287 @@
+//! A partition: its part of all tables and tensors, and which batches went into it.
+//!
+//! This is the type that a server serves and that the simulator drives. It does no IO, takes no lock and
+//! reads no clock; one caller at a time. A push is all or nothing: whatever can be wrong with it is found
+//! before the first row changes, and rows, mark, version and audit change in one place.
+
+use std::sync::Arc;
+
+use elasticdl_spec::placement::partition_of_row;
+use elasticdl_spec::{LeaseId, PartitionId, Purpose, TaskId};
+use elasticdl_wire::ps::{Answer, PushHeader, Status};
+
+use crate::audit::Audit;
+use crate::error::{Error, Result};
+use crate::marks::Marks;
+use crate::model::Model;
+use crate::optimizer::Optimizer;
+use crate::table::Table;
+use crate::tensor::Tensor;
+
+/// A part of a model, with the marks of the batches that made it what it is.
+#[derive(Debug)]
+pub struct Partition {
+    id: PartitionId,
+    incarnation: u64,
+    model: Arc<Model>,
+    optimizer: Optimizer,
+    /// All tables of the model, in its order; each holds the rows that live here.
+    tables: Vec<Table>,
+    /// The tensors that live here, in the order of the model.
+    tensors: Vec<Tensor>,
+    memory: Memory,
+}
+
+/// What a partition remembers besides rows and tensors.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Which batches were applied.
+    pub marks: Marks,
+    /// The same, counted where rows changed.
+    pub audit: Audit,
+    /// How many pushes were applied.
+    pub version: u64,
+}
+
+/// The gradients of one batch for one partition.
+#[derive(Debug, Clone, Copy)]
+pub struct Push<'a> {
+    /// Which batch, and by what right.
+    pub header: PushHeader,
+    /// The incarnation that the worker believes in.
+    pub incarnation: u64,
+    /// Rows' gradients for every table of the model; a table that nothing touches comes with no ids.
+    pub tables: &'a [RowGradients<'a>],
+    /// Gradients of the tensors that live here.
+    pub tensors: &'a [&'a [f32]],
+}
+
+/// Gradients of some rows of one table.
+#[derive(Debug, Clone, Copy)]
+pub struct RowGradients<'a> {
+    /// The rows.
+    pub ids: &'a [u64],
+    /// Their gradients, one after the other.
+    pub gradients: &'a [f32],
+}
+
+impl Partition {
+    /// A partition in which nothing has happened.
+    pub fn new(model: Arc<Model>, id: PartitionId, incarnation: u64) -> Self {
+        let tensors = model.tensors_of(id).expect("a partition's number is below their count");
+        let optimizer = Optimizer::new(model.optimizer);
+        let (shape, seed) = (&model.shape, model.seed);
+        Partition {
+            id,
+            incarnation,
+            tables: shape.tables.iter().map(|t| Table::new(t.clone(), seed, &optimizer)).collect(),
+            tensors: tensors
+                .iter()
+                .map(|i| Tensor::new(shape.tensors[*i].clone(), seed, &optimizer))
+                .collect(),
+            memory: Memory::default(),
+            optimizer,
+            model,
+        }
+    }
+
+    /// Which partition it is.
+    pub fn id(&self) -> PartitionId {
+        self.id
+    }
+
+    /// Which life of it.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// How many pushes were applied.
+    pub fn version(&self) -> u64 {
+        self.memory.version
+    }
+
+    /// The model it is a part of.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// The tables, in the order of the model.
+    pub fn tables(&self) -> &[Table] {
+        &self.tables
+    }
+
+    /// The tensors that live here, in the order of the model.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// Marks, audit and version.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Everything that a checkpoint brings back, to be filled in before the partition serves.
+    pub(crate) fn restoring(&mut self) -> (&mut [Table], &mut [Tensor], &mut Memory) {
+        (&mut self.tables, &mut self.tensors, &mut self.memory)
+    }
+
+    /// Whether a request is meant for this life of the partition: `Ok` or `WrongIncarnation`.
+    pub fn admit(&self, incarnation: u64) -> Status {
+        if incarnation == self.incarnation { Status::Ok } else { Status::WrongIncarnation }
+    }
+
+    /// Copies rows of a table to `out`; unknown ones are born.
+    pub fn pull(&mut self, table: usize, ids: &[u64], out: &mut [f32]) -> Result<()> {
+        self.check_ids(table, ids)?;
+        self.tables[table].pull(ids, out);
+        Ok(())
+    }
+
+    /// Copies rows of a table to `out`; unknown ones come as zeros and stay unborn.
+    pub fn read(&self, table: usize, ids: &[u64], out: &mut [f32]) {
+        self.tables[table].read(ids, out);
+    }
+
+    /// A worker holds `task` by `lease` now: raises the fence and tells the mark, unless a newer lease
+    /// was seen.
+    pub fn fence(&mut self, task: TaskId, lease: LeaseId, incarnation: u64) -> Result<Answer> {
+        self.check_purpose(task)?;
+        let (status, mark) = match self.admit(incarnation) {
+            Status::Ok => self.memory.marks.fence(task, lease),
+            other => (other, 0),
+        };
+        Ok(self.answer(status, mark))
+    }
+
+    /// Applies a batch if its turn has come, and tells what became of it.
+    ///
+    /// # Errors
+    ///
+    /// What does not fit the model and what is not finite is refused as a whole: nothing changes, the
+    /// mark stays.
+    pub fn push(&mut self, push: &Push<'_>) -> Result<Answer> {
+        let PushHeader { task, batch, lease, .. } = push.header;
+        self.check_purpose(task)?;
+        self.check_shape(push)?;
+        if self.admit(push.incarnation) != Status::Ok {
+            return Ok(self.answer(Status::WrongIncarnation, 0));
+        }
+        let (status, mark) = self.memory.marks.judge(task, batch, lease);
+        if status == Status::Ok {
+            self.check_values(push)?;
+            let mark = self.apply(push);
+            return Ok(self.answer(Status::Ok, mark));
+        }
+        // A gap or a duplicate under a newer lease tells of that lease all the same.
+        self.memory.marks.fence(task, lease);
+        Ok(self.answer(status, mark))
+    }
+
+    /// Committed checkpoints cover these tasks: their marks shrink to the closed set.
+    pub fn close(&mut self, tasks: impl IntoIterator<Item = TaskId>) {
+        for task in tasks {
+            assert_eq!(task.purpose, Purpose::Train, "only training tasks have marks");
+            self.memory.marks.close(task);
+        }
+    }
+
+    /// The only place where rows, tensors, mark, version and audit change.
+    fn apply(&mut self, push: &Push<'_>) -> u64 {
+        let PushHeader { task, batch, lease, records } = push.header;
+        for (table, rows) in self.tables.iter_mut().zip(push.tables) {
+            table.push(rows.ids, rows.gradients, &self.optimizer);
+        }
+        for (tensor, gradient) in self.tensors.iter_mut().zip(push.tensors) {
+            tensor.push(gradient, &self.optimizer);
+        }
+        self.memory.audit.count(task, batch, records);
+        self.memory.version += 1;
+        self.memory.marks.fence(task, lease);
+        let mark = self.memory.marks.advance(task);
+        assert_eq!(mark, batch + 1, "only the batch at the mark is applied");
+        mark
+    }
+
+    fn answer(&self, status: Status, mark: u64) -> Answer {
+        Answer { partition: self.id, status, mark, version: self.memory.version }
+    }
+
+    fn check_purpose(&self, task: TaskId) -> Result<()> {
+        match task.purpose {
+            Purpose::Train => Ok(()),
+            Purpose::Evaluate => Err(self.misfit(format!("{task} is no training task and changes nothing"))),
+        }
+    }
+
+    fn check_shape(&self, push: &Push<'_>) -> Result<()> {
+        if push.tables.len() != self.tables.len() || push.tensors.len() != self.tensors.len() {
+            return Err(self.misfit(format!(
+                "gradients of {} tables and {} tensors, where {} and {} live",
+                push.tables.len(),
+                push.tensors.len(),
+                self.tables.len(),
+                self.tensors.len()
+            )));
+        }
+        for (i, (table, rows)) in self.tables.iter().zip(push.tables).enumerate() {
+            let due = rows.ids.len() * table.shape().width();
+            if rows.gradients.len() != due {
+                let name = &table.shape().name;
+                return Err(self.misfit(format!("{} floats for table {name:?}, {due} due", rows.gradients.len())));
+            }
+            self.check_ids(i, rows.ids)?;
+        }
+        for (tensor, gradient) in self.tensors.iter().zip(push.tensors) {
+            let (name, due) = (&tensor.shape().name, tensor.values().len());
+            if gradient.len() != due {
+                return Err(self.misfit(format!("{} floats for tensor {name:?}, {due} due", gradient.len())));
+            }
+        }
+        Ok(())
+    }
+
+    /// A row in the wrong partition would never be found again.
+    fn check_ids(&self, table: usize, ids: &[u64]) -> Result<()> {
+        let partitions = self.model.partitions;
+        match ids.iter().find(|id| partition_of_row(**id, partitions) != self.id) {
+            None => Ok(()),
+            Some(id) => {
+                let name = &self.tables[table].shape().name;
+                let place = partition_of_row(*id, partitions);
+                Err(self.misfit(format!("row {id} of table {name:?} lives in {place}")))
+            }
+        }
+    }
+
+    fn check_values(&self, push: &Push<'_>) -> Result<()> {
+        let refused = |of: String| Error::NotFinite {
+            task: push.header.task,
+            batch: push.header.batch,
+            partition: self.id,
+            of,
+        };
+        for (table, rows) in self.tables.iter().zip(push.tables) {
+            if !all_finite(rows.gradients) {
+                return Err(refused(format!("table {:?}", table.shape().name)));
+            }
+        }
+        for (tensor, gradient) in self.tensors.iter().zip(push.tensors) {
+            if !all_finite(gradient) {
+                return Err(refused(format!("tensor {:?}", tensor.shape().name)));
+            }
+        }
+        Ok(())
+    }
+
+    fn misfit(&self, reason: String) -> Error {
+        Error::Misfit { partition: self.id, reason }
+    }
+}
+
+/// Looks at every float without stopping at the first bad one: that way it is done many at a time.
+fn all_finite(floats: &[f32]) -> bool {
+    floats.iter().fold(true, |finite, x| finite & x.is_finite())
+}
+
+#[cfg(test)]
+mod tests;

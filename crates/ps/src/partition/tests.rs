@@ -1,0 +1,287 @@
+//! The rules of exactly-once, on rows: whatever is repeated, reordered or fenced, each batch counts once.
+
+use std::collections::BTreeMap;
+
+use elasticdl_spec::shape::RowPart;
+use elasticdl_spec::{Initializer, ModelShape, OptimizerSpec, TableShape};
+use proptest::prelude::*;
+
+use super::*;
+use crate::audit::digest;
+use crate::marks::MARK_CLOSED;
+use crate::test_model::{ids_of, model};
+
+const HERE: PartitionId = PartitionId(2);
+
+fn header(shard: u32, batch: u64, lease: u64) -> PushHeader {
+    let lease = LeaseId { term: 1, n: lease };
+    PushHeader { task: TaskId::train(0, shard), batch, lease, records: 10 }
+}
+
+/// Gradients of `value` for the first row of each table and all tensors.
+struct Gradients {
+    ids: Vec<u64>,
+    rows: [Vec<f32>; 2],
+    tensors: Vec<Vec<f32>>,
+}
+
+impl Gradients {
+    fn of(partition: &Partition, value: f32) -> Self {
+        Gradients {
+            ids: ids_of(partition.id(), 1),
+            rows: [vec![value; 3], vec![value; 2]],
+            tensors: partition.tensors().iter().map(|t| vec![value; t.values().len()]).collect(),
+        }
+    }
+
+    fn push(&self, to: &mut Partition, header: PushHeader, incarnation: u64) -> Result<Answer> {
+        let tables: Vec<_> =
+            self.rows.iter().map(|r| RowGradients { ids: &self.ids, gradients: r }).collect();
+        let tensors: Vec<&[f32]> = self.tensors.iter().map(Vec::as_slice).collect();
+        to.push(&Push { header, incarnation, tables: &tables, tensors: &tensors })
+    }
+}
+
+fn push(partition: &mut Partition, header: PushHeader) -> (Status, u64) {
+    let incarnation = partition.incarnation();
+    let answer = Gradients::of(partition, 1.0).push(partition, header, incarnation).unwrap();
+    (answer.status, answer.mark)
+}
+
+/// Everything of a partition that a push may change.
+fn state(partition: &Partition) -> (Memory, Vec<f32>) {
+    let mut floats = Vec::new();
+    for table in partition.tables() {
+        let (mut weights, mut slots) = (Vec::new(), Vec::new());
+        table.copy_rows(0..table.len(), &mut weights, &mut slots);
+        floats.extend(weights.into_iter().chain(slots));
+    }
+    for tensor in partition.tensors() {
+        floats.extend(tensor.values().iter().chain(tensor.slots()));
+    }
+    (partition.memory().clone(), floats)
+}
+
+#[test]
+fn the_model_of_these_tests_has_tensors_in_its_partition() {
+    assert!(!Partition::new(model(), HERE, 1).tensors().is_empty());
+}
+
+/// Defect 2 of the original: a retried push was applied twice.
+#[test]
+fn a_repeated_push_is_acknowledged_and_changes_nothing() {
+    let mut partition = Partition::new(model(), HERE, 1);
+    assert_eq!(push(&mut partition, header(0, 0, 1)), (Status::Ok, 1));
+    let before = state(&partition);
+    assert_eq!(push(&mut partition, header(0, 0, 1)), (Status::Duplicate, 1));
+    assert_eq!(state(&partition), before);
+}
+
+#[test]
+fn a_push_ahead_of_its_turn_is_sent_back_to_the_mark() {
+    let mut partition = Partition::new(model(), HERE, 1);
+    push(&mut partition, header(0, 0, 1));
+    let before = state(&partition);
+    assert_eq!(push(&mut partition, header(0, 2, 1)), (Status::Gap, 1));
+    assert_eq!(state(&partition), before);
+}
+
+#[test]
+fn a_zombie_is_fenced_by_the_next_holder_even_before_its_first_push() {
+    let mut partition = Partition::new(model(), HERE, 1);
+    push(&mut partition, header(0, 0, 1));
+    let (task, lease) = (TaskId::train(0, 0), LeaseId { term: 1, n: 2 });
+    let answer = partition.fence(task, lease, 1).unwrap();
+    assert_eq!((answer.status, answer.mark), (Status::Ok, 1));
+    assert_eq!(push(&mut partition, header(0, 1, 1)), (Status::Fenced, 1));
+    assert_eq!(push(&mut partition, header(0, 1, 2)), (Status::Ok, 2));
+    let answer = partition.fence(task, LeaseId { term: 1, n: 1 }, 1).unwrap();
+    assert_eq!((answer.status, answer.mark), (Status::Fenced, 2));
+}
+
+#[test]
+fn a_gap_under_a_newer_lease_raises_the_fence_too() {
+    let mut partition = Partition::new(model(), HERE, 1);
+    assert_eq!(push(&mut partition, header(0, 3, 9)), (Status::Gap, 0));
+    assert_eq!(push(&mut partition, header(0, 0, 8)), (Status::Fenced, 0));
+}
+
+#[test]
+fn a_batch_that_touches_nothing_moves_the_mark_and_counts() {
+    let mut partition = Partition::new(model(), PartitionId(0), 1);
+    let nothing = [RowGradients { ids: &[], gradients: &[] }; 2];
+    let zeros: Vec<Vec<f32>> = partition.tensors().iter().map(|t| vec![0.0; t.values().len()]).collect();
+    let tensors: Vec<&[f32]> = zeros.iter().map(Vec::as_slice).collect();
+    let push = Push { header: header(0, 0, 1), incarnation: 1, tables: &nothing, tensors: &tensors };
+    assert_eq!(partition.push(&push).unwrap().mark, 1);
+    let tally = partition.memory().audit.epochs()[&0];
+    assert_eq!((tally.batches, tally.records), (1, 10));
+    assert_eq!(tally.digest, digest(TaskId::train(0, 0), 0));
+    assert!(partition.tables().iter().all(|t| t.is_empty()));
+}
+
+#[test]
+fn another_incarnation_is_refused_and_changes_nothing() {
+    let mut partition = Partition::new(model(), HERE, 3);
+    let before = state(&partition);
+    for incarnation in [2, 4] {
+        let gradients = Gradients::of(&partition, 1.0);
+        let answer = gradients.push(&mut partition, header(0, 0, 1), incarnation).unwrap();
+        assert_eq!(answer.status, Status::WrongIncarnation);
+        let answer = partition.fence(TaskId::train(0, 0), LeaseId { term: 1, n: 1 }, incarnation).unwrap();
+        assert_eq!(answer.status, Status::WrongIncarnation);
+        assert_eq!(partition.admit(incarnation), Status::WrongIncarnation);
+    }
+    assert_eq!(state(&partition), before);
+}
+
+#[test]
+fn a_closed_task_takes_no_more_gradients() {
+    let mut partition = Partition::new(model(), HERE, 1);
+    push(&mut partition, header(0, 0, 1));
+    partition.close([TaskId::train(0, 0), TaskId::train(0, 1)]);
+    let before = state(&partition);
+    assert_eq!(push(&mut partition, header(0, 1, 7)), (Status::Duplicate, MARK_CLOSED));
+    assert_eq!(push(&mut partition, header(1, 0, 7)), (Status::Duplicate, MARK_CLOSED));
+    assert_eq!(state(&partition), before);
+    assert!(partition.memory().marks.open().is_empty());
+    assert_eq!(push(&mut partition, header(2, 0, 7)), (Status::Ok, 1));
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_leaves_everything_as_it_was() {
+    let mut partition = Partition::new(model(), HERE, 1);
+    push(&mut partition, header(0, 0, 1));
+    let before = state(&partition);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut rows = Gradients::of(&partition, 1.0);
+        rows.rows[1][1] = bad;
+        let error = rows.push(&mut partition, header(0, 1, 2), 1).unwrap_err();
+        let text = "push of train/0/0 batch 1 to partition-2: the gradient of table \"items\" is not finite";
+        assert_eq!(error.to_string(), text);
+        let mut tensors = Gradients::of(&partition, 1.0);
+        *tensors.tensors[0].last_mut().unwrap() = bad;
+        assert!(tensors.push(&mut partition, header(0, 1, 2), 1).is_err());
+        assert_eq!(state(&partition), before);
+    }
+    assert_eq!(push(&mut partition, header(0, 1, 1)), (Status::Ok, 2));
+}
+
+#[test]
+fn a_push_that_does_not_fit_the_model_is_refused_before_anything_changes() {
+    let mut partition = Partition::new(model(), HERE, 1);
+    let before = state(&partition);
+    let mut refused = |spoil: &dyn Fn(&mut Gradients), expected: &str| {
+        let mut gradients = Gradients::of(&partition, 1.0);
+        spoil(&mut gradients);
+        let error = gradients.push(&mut partition, header(0, 0, 1), 1).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+        assert_eq!(state(&partition), before);
+    };
+    refused(&|g| g.rows[1].truncate(1), "1 floats for table \"items\", 2 due");
+    refused(&|g| g.tensors[0].truncate(1), "1 floats for tensor");
+    refused(&|g| g.tensors.clear(), "2 tables and 0 tensors");
+    refused(&|g| g.ids = ids_of(PartitionId(3), 1), "of table \"users\" lives in partition-3");
+}
+
+#[test]
+fn evaluation_tasks_neither_push_nor_fence() {
+    let mut partition = Partition::new(model(), HERE, 1);
+    let task = TaskId::evaluate(0, 0);
+    assert!(partition.fence(task, LeaseId { term: 1, n: 1 }, 1).is_err());
+    let header = PushHeader { task, ..header(0, 0, 1) };
+    assert!(Gradients::of(&partition, 1.0).push(&mut partition, header, 1).is_err());
+    assert!(partition.memory().marks.open().is_empty());
+}
+
+// ---- any interleaving ----
+
+const TASKS: u32 = 3;
+const BATCHES: u64 = 4;
+
+/// A model whose every batch adds 1 to a row of its own, exactly, in any order.
+fn counting_model() -> Arc<Model> {
+    let parts = vec![RowPart { width: 1, init: Initializer::Zeros }];
+    let shape = ModelShape { tables: vec![TableShape { name: "t".into(), parts }], tensors: vec![] };
+    Arc::new(Model::new("count", shape, OptimizerSpec::Sgd { learning_rate: 1.0 }, 1, 1))
+}
+
+fn row_of(task: u32, batch: u64) -> u64 {
+    u64::from(task) * BATCHES + batch
+}
+
+fn count_push(partition: &mut Partition, task: u32, batch: u64, lease: u64) -> Answer {
+    let rows = [RowGradients { ids: &[row_of(task, batch)], gradients: &[-1.0] }];
+    let push = Push { header: header(task, batch, lease), incarnation: 1, tables: &rows, tensors: &[] };
+    partition.push(&push).unwrap()
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    /// A push that arrives late, early, again or from a zombie.
+    Stray { task: u32, batch: u64, lease: u64 },
+    /// A worker takes the task over.
+    Fence { task: u32, lease: u64 },
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let stray = (0..TASKS, 0..BATCHES, 0..6u64)
+        .prop_map(|(task, batch, lease)| Event::Stray { task, batch, lease });
+    let fence = (0..TASKS, 0..6u64).prop_map(|(task, lease)| Event::Fence { task, lease });
+    proptest::collection::vec(prop_oneof![4 => stray, 1 => fence], 0..80)
+}
+
+proptest! {
+    /// Goal: after any mess, workers that go on from the marks leave every batch applied exactly once.
+    #[test]
+    fn any_interleaving_of_retries_and_leases_applies_each_batch_once(events in events()) {
+        let mut partition = Partition::new(counting_model(), PartitionId(0), 1);
+        // The serial model: per task the mark and the highest lease, applied by the letter of DESIGN §4.3.
+        let mut model: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+        for event in events {
+            match event {
+                Event::Stray { task, batch, lease } => {
+                    let answer = count_push(&mut partition, task, batch, lease);
+                    let (mark, highest) = model.entry(task).or_insert((0, lease));
+                    let expected = if lease < *highest {
+                        Status::Fenced
+                    } else if batch < *mark {
+                        Status::Duplicate
+                    } else if batch == *mark {
+                        *mark += 1;
+                        Status::Ok
+                    } else {
+                        Status::Gap
+                    };
+                    *highest = (*highest).max(lease);
+                    prop_assert_eq!((answer.status, answer.mark), (expected, *mark));
+                }
+                Event::Fence { task, lease } => {
+                    let (mark, highest) = model.entry(task).or_insert((0, lease));
+                    let expected = if lease < *highest { Status::Fenced } else { Status::Ok };
+                    *highest = (*highest).max(lease);
+                    let lease = LeaseId { term: 1, n: lease };
+                    let answer = partition.fence(TaskId::train(0, task), lease, 1).unwrap();
+                    prop_assert_eq!((answer.status, answer.mark), (expected, *mark));
+                }
+            }
+        }
+        // The faults stop: one more worker takes every task and finishes it from its mark.
+        for task in 0..TASKS {
+            let lease = LeaseId { term: 1, n: 100 };
+            let mark = partition.fence(TaskId::train(0, task), lease, 1).unwrap().mark;
+            for batch in mark..BATCHES {
+                prop_assert_eq!(count_push(&mut partition, task, batch, 100).status, Status::Ok);
+            }
+        }
+        let ids: Vec<u64> = (0..u64::from(TASKS) * BATCHES).collect();
+        let mut counts = vec![0.0; ids.len()];
+        partition.read(0, &ids, &mut counts);
+        prop_assert_eq!(&counts, &vec![1.0; ids.len()]);
+        let tally = partition.memory().audit.epochs()[&0];
+        let all = (0..TASKS).flat_map(|t| (0..BATCHES).map(move |b| digest(TaskId::train(0, t), b)));
+        prop_assert_eq!(tally.digest, all.fold(0, u64::wrapping_add));
+        prop_assert_eq!(tally.batches, u64::from(TASKS) * BATCHES);
+        prop_assert_eq!(partition.version(), tally.batches);
+    }
+}

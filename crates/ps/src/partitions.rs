@@ -1,0 +1,206 @@
+//! The partitions that a server holds, each behind its own lock.
+//!
+//! Only one of these locks is held at a time, and none while anything is read, written or waited for, so
+//! that a slow disk or a stopped worker holds up nobody.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use elasticdl_spec::{PartitionId, TaskId};
+use serde::Serialize;
+
+use crate::checkpoint::{self, Snapshot, Sum};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::partition::Partition;
+
+/// All partitions of a server. Shared by its connections.
+#[derive(Debug)]
+pub struct Partitions {
+    model: Arc<Model>,
+    held: RwLock<BTreeMap<PartitionId, Arc<Mutex<Partition>>>>,
+    pulls: AtomicU64,
+    pushes: AtomicU64,
+}
+
+/// What a server tells of itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Gauges {
+    /// Rows born, over all tables and partitions.
+    pub rows: u64,
+    /// Bytes of rows, slots, index and tensors.
+    pub bytes: u64,
+    /// Pushes applied by the partition that applied the most.
+    pub version: u64,
+    /// Pull requests answered.
+    pub pulls: u64,
+    /// Push requests answered.
+    pub pushes: u64,
+}
+
+/// A partition's file as it is on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Written {
+    /// The partition.
+    pub partition: PartitionId,
+    /// Which life of it was cut.
+    pub incarnation: u64,
+    /// Length and checksum.
+    pub sum: Sum,
+}
+
+impl Partitions {
+    /// None yet, of this model.
+    pub fn new(model: Arc<Model>) -> Self {
+        let (pulls, pushes) = (AtomicU64::new(0), AtomicU64::new(0));
+        Partitions { model, held: RwLock::default(), pulls, pushes }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Holds `partition` from now on, in place of an earlier life of it.
+    pub fn open(&self, partition: Partition) {
+        assert_eq!(**partition.model(), *self.model, "a server holds one model");
+        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        held.insert(partition.id(), Arc::new(Mutex::new(partition)));
+    }
+
+    /// Lets go of all partitions but these.
+    pub fn retain(&self, keep: &[PartitionId]) {
+        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        held.retain(|id, _| keep.contains(id));
+    }
+
+    /// Works on one partition with its lock held. `None`: it is not here, or not fit for use.
+    pub fn with<T>(&self, id: PartitionId, work: impl FnOnce(&mut Partition) -> T) -> Option<T> {
+        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        let partition = Arc::clone(held.get(&id)?);
+        drop(held);
+        // A poisoned lock means half a push: nobody may see those rows. `gauges` tells the owner.
+        let mut partition = partition.lock().ok()?;
+        Some(work(&mut partition))
+    }
+
+    /// The partitions held, with their incarnations.
+    pub fn held(&self) -> Vec<(PartitionId, u64)> {
+        self.each(|p| (p.id(), p.incarnation())).into_iter().filter_map(|(_, held)| held).collect()
+    }
+
+    /// Closes tasks in every partition: committed checkpoints cover them.
+    pub fn close(&self, tasks: &[TaskId]) {
+        self.each(|p| p.close(tasks.iter().copied()));
+    }
+
+    /// What there is to tell.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Torn`] where a panic left a partition half-changed: the process must not go on.
+    pub fn gauges(&self) -> Result<Gauges> {
+        let mut gauges = Gauges {
+            pulls: self.pulls.load(Ordering::Relaxed),
+            pushes: self.pushes.load(Ordering::Relaxed),
+            ..Gauges::default()
+        };
+        for (partition, sizes) in self.each(sizes) {
+            let (rows, bytes, version) = sizes.ok_or(Error::Torn { partition })?;
+            gauges.rows += rows;
+            gauges.bytes += bytes;
+            gauges.version = gauges.version.max(version);
+        }
+        Ok(gauges)
+    }
+
+    /// Writes every partition into `dir`, one after the other: each is copied under its lock and written
+    /// without it, so that one copy at a time takes memory.
+    pub fn write_checkpoint(&self, dir: &Path) -> Result<Vec<Written>> {
+        let mut written = Vec::new();
+        for partition in self.ids() {
+            let snapshot =
+                self.with(partition, |p| Snapshot::take(p)).ok_or(Error::Torn { partition })?;
+            let incarnation = snapshot.head().incarnation;
+            let sum = checkpoint::write(snapshot, dir)?;
+            written.push(Written { partition, incarnation, sum });
+        }
+        Ok(written)
+    }
+
+    pub(crate) fn count_pull(&self) {
+        self.pulls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_push(&self) {
+        self.pushes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn ids(&self) -> Vec<PartitionId> {
+        self.held.read().unwrap_or_else(PoisonError::into_inner).keys().copied().collect()
+    }
+
+    fn each<T>(&self, mut work: impl FnMut(&mut Partition) -> T) -> Vec<(PartitionId, Option<T>)> {
+        self.ids().into_iter().map(|id| (id, self.with(id, &mut work))).collect()
+    }
+}
+
+fn sizes(partition: &mut Partition) -> (u64, u64, u64) {
+    let rows = partition.tables().iter().map(|t| t.len() as u64).sum();
+    let tables: u64 = partition.tables().iter().map(|t| t.bytes()).sum();
+    let floats: usize = partition.tensors().iter().map(|t| t.values().len() + t.slots().len()).sum();
+    (rows, tables + 4 * floats as u64, partition.version())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_model::{self, model};
+
+    #[test]
+    fn a_panic_in_the_middle_of_a_push_takes_the_partition_out_of_service() {
+        let partitions = Partitions::new(model());
+        partitions.open(Partition::new(model(), PartitionId(0), 1));
+        partitions.open(Partition::new(model(), PartitionId(1), 1));
+        let hit = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            partitions.with(PartitionId(1), |_| panic!("half-way"))
+        }));
+        assert!(hit.is_err());
+        assert_eq!(partitions.with(PartitionId(1), |p| p.version()), None);
+        assert_eq!(partitions.with(PartitionId(0), |p| p.version()), Some(0));
+        let error = partitions.gauges().unwrap_err();
+        assert!(matches!(error, Error::Torn { partition: PartitionId(1) }), "{error}");
+        assert!(partitions.write_checkpoint(Path::new("/nowhere")).is_err());
+    }
+
+    #[test]
+    fn a_new_life_replaces_the_old_one() {
+        let partitions = Partitions::new(model());
+        partitions.open(Partition::new(model(), PartitionId(0), 1));
+        partitions.open(Partition::new(model(), PartitionId(2), 1));
+        partitions.open(Partition::new(model(), PartitionId(0), 5));
+        assert_eq!(partitions.held(), [(PartitionId(0), 5), (PartitionId(2), 1)]);
+        partitions.retain(&[PartitionId(2)]);
+        assert_eq!(partitions.held(), [(PartitionId(2), 1)]);
+        assert_eq!(partitions.with(PartitionId(0), |p| p.version()), None);
+    }
+
+    #[test]
+    fn gauges_add_up_over_partitions() {
+        let partitions = Partitions::new(model());
+        for id in 0..test_model::PARTITIONS {
+            partitions.open(Partition::new(model(), PartitionId(id), 1));
+        }
+        for id in 0..30u64 {
+            let place = elasticdl_spec::placement::partition_of_row(id, test_model::PARTITIONS);
+            partitions.with(place, |p| p.pull(0, &[id], &mut [0.0; 3]).unwrap()).unwrap();
+        }
+        let gauges = partitions.gauges().unwrap();
+        assert_eq!((gauges.rows, gauges.version), (30, 0));
+        assert!(gauges.bytes > 30 * 24, "{gauges:?}");
+        let json = serde_json::to_string(&gauges).unwrap();
+        assert!(json.starts_with(r#"{"rows":30,"bytes":"#), "{json}");
+    }
+}

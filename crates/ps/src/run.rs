@@ -1,0 +1,351 @@
+//! A server's life: join the master, open partitions, serve them, and do what the master asks for.
+//!
+//! The master may go away and come back: workers are served all the while, and calls are tried again with
+//! growing pauses. Only when no master was heard of for `limits.orphan` does the server end by itself.
+
+#![expect(clippy::disallowed_methods, reason = "an edge: it keeps deadlines")]
+
+use std::future::Future;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use elasticdl_spec::{Kind, PartitionId, Plan, ServerId};
+use elasticdl_wire::client::{self, Client};
+use elasticdl_wire::control::beat_reply::What;
+use elasticdl_wire::control::{
+    Assignment, BeatReply, BeatRequest, CheckpointWrittenRequest, JoinReply, JoinRequest, Member,
+    ReadyRequest, Role, WriteCheckpoint,
+};
+use elasticdl_wire::frame::Limits;
+use elasticdl_wire::retry::Backoff;
+use elasticdl_wire::{self as wire, Token};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
+use tonic::{Code, Response, Status};
+use tracing::{info, warn};
+
+use crate::checkpoint::{self, Sum};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::partition::Partition;
+use crate::partitions::{Partitions, Written};
+use crate::server::Server;
+
+/// How long to look for a master before the plan has told `limits.orphan`.
+const FIRST_JOIN: Duration = Duration::from_secs(30);
+/// The master holds a beat for about a second. Where it does not, beats come no faster than this.
+const BEAT_PAUSE: Duration = Duration::from_millis(200);
+
+/// What a server needs to begin.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where the master is: host:port.
+    pub master: String,
+    /// The job's token.
+    pub token: Token,
+    /// Which server this is.
+    pub id: ServerId,
+    /// Where to listen for workers; port 0: any that is free.
+    pub listen: String,
+}
+
+/// Serves until the master says that it is enough, SIGTERM comes, or no master is left.
+///
+/// # Errors
+///
+/// The address cannot be listened on, the partitions cannot be opened, the master refuses the token,
+/// [`Error::Orphaned`], or [`Error::Torn`].
+pub async fn run(config: Config) -> Result<()> {
+    let failed = |e| Error::io("listening for SIGTERM", e);
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let id = config.id;
+    tokio::select! {
+        outcome = serve(config) => outcome,
+        _ = terminate.recv() => {
+            info!(server = %id, "told to terminate");
+            Ok(())
+        }
+    }
+}
+
+async fn serve(config: Config) -> Result<()> {
+    let failed = |e| Error::io(format!("listening on {}", config.listen), e);
+    let listener = TcpListener::bind(&config.listen).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?.to_string();
+    let mut link = Link::new(&config, address)?;
+
+    let joined = link.join().await?;
+    let model = Arc::new(Model::of(&joined.plan));
+    let partitions = Arc::new(Partitions::new(model));
+    link.open(&partitions, joined).await?;
+    // Whoever connected meanwhile has waited for this moment.
+    let server = Server::start(listener, config.token.clone(), Arc::clone(&partitions), Limits::default())?;
+    info!(server = %config.id, address = %server.address(), "serving");
+    link.ready(&partitions).await?;
+    beat(&mut link, &partitions).await
+}
+
+/// Tells the master that the server lives, and does what it asks for, until it says leave.
+async fn beat(link: &mut Link, partitions: &Arc<Partitions>) -> Result<()> {
+    let mut seen = 0;
+    let mut checkpoint: Option<Checkpoint> = None;
+    loop {
+        let begun = Instant::now();
+        let gauges = in_background("reading gauges", partitions, Partitions::gauges).await??;
+        let request = link.beat_request(serde_json::to_string(&gauges)?, seen);
+        let finished = async {
+            match &mut checkpoint {
+                Some(running) => (&mut running.work).await,
+                None => std::future::pending().await,
+            }
+        };
+        let reply = tokio::select! {
+            reply = link.persist("Beat", move |mut client, request| async move { client.beat(request).await }, request) => reply,
+            written = finished => {
+                let running = checkpoint.take().expect("what finished was running");
+                let written = written.map_err(|_| Error::Panicked("writing a checkpoint"))?;
+                link.checkpoint_written(running.checkpoint, written).await?;
+                seen = running.command;
+                continue;
+            }
+        };
+        match reply {
+            Ok(BeatReply { what: Some(What::Leave(true)), .. }) => {
+                info!("told to leave");
+                return Ok(());
+            }
+            Ok(BeatReply { command, what: Some(What::WriteCheckpoint(order)) })
+                if command > seen && checkpoint.is_none() =>
+            {
+                checkpoint = Some(Checkpoint::start(command, order, partitions));
+            }
+            Ok(_) => tokio::time::sleep(BEAT_PAUSE.saturating_sub(begun.elapsed())).await,
+            Err(error) if unknown_to_master(&error) => {
+                info!("the master does not know this server: joining again");
+                let joined = link.join().await?;
+                link.open(partitions, joined).await?;
+                link.ready(partitions).await?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// A checkpoint being written.
+struct Checkpoint {
+    command: u64,
+    checkpoint: u64,
+    work: JoinHandle<Result<Vec<Written>>>,
+}
+
+impl Checkpoint {
+    fn start(command: u64, order: WriteCheckpoint, partitions: &Arc<Partitions>) -> Self {
+        let partitions = Arc::clone(partitions);
+        let dir = PathBuf::from(order.dir);
+        let work = tokio::task::spawn_blocking(move || partitions.write_checkpoint(&dir));
+        Checkpoint { command, checkpoint: order.checkpoint, work }
+    }
+}
+
+/// What a join has told.
+struct Joined {
+    plan: Plan,
+    assignments: Vec<Assignment>,
+    restore_from: Option<PathBuf>,
+}
+
+/// The connection to the master.
+struct Link {
+    master: String,
+    client: Client,
+    member: Member,
+    /// Where workers find this server.
+    address: String,
+    backoff: Backoff,
+    /// When the master last answered.
+    heard: Instant,
+    orphan: Duration,
+}
+
+impl Link {
+    fn new(config: &Config, address: String) -> Result<Self> {
+        let pid = std::process::id();
+        Ok(Link {
+            master: config.master.clone(),
+            client: client::connect(&config.master, config.token.clone())?,
+            member: Member { role: Role::Server.into(), id: config.id.0, pid },
+            address,
+            backoff: Backoff::new(Duration::from_millis(20), Duration::from_secs(1), pid.into()),
+            heard: Instant::now(),
+            orphan: FIRST_JOIN,
+        })
+    }
+
+    async fn join(&mut self) -> Result<Joined> {
+        let request = JoinRequest { member: Some(self.member.clone()), address: self.address.clone() };
+        let call = |mut client: Client, request| async move { client.join(request).await };
+        let reply: JoinReply = self.persist("Join", call, request).await?;
+        let plan: Plan = serde_json::from_str(&reply.plan)?;
+        self.orphan = plan.job.limits.orphan;
+        let restore_from = (!reply.restore_from.is_empty()).then(|| PathBuf::from(reply.restore_from));
+        Ok(Joined { plan, assignments: reply.partitions, restore_from })
+    }
+
+    /// Opens what the master has assigned and is not open yet; where that fails, tells the master why.
+    async fn open(&mut self, partitions: &Arc<Partitions>, joined: Joined) -> Result<()> {
+        if Model::of(&joined.plan) != **partitions.model() {
+            return Err(Error::OtherJob { master: self.master.clone() });
+        }
+        let opening = in_background("opening partitions", partitions, move |p| open(p, &joined)).await?;
+        let Err(error) = opening else { return Ok(()) };
+        let request = ReadyRequest {
+            member: Some(self.member.clone()),
+            error: error.chain(),
+            user_error: error.kind() == Kind::User,
+            ..ReadyRequest::default()
+        };
+        let call = |mut client: Client, request| async move { client.ready(request).await };
+        if let Err(unheard) = self.persist("Ready", call, request).await {
+            warn!(error = %unheard.chain(), "the master could not be told of the failure");
+        }
+        Err(error)
+    }
+
+    async fn ready(&mut self, partitions: &Partitions) -> Result<()> {
+        let held = partitions.held().into_iter();
+        let assignment = |(partition, incarnation): (PartitionId, u64)| Assignment {
+            partition: partition.0,
+            incarnation,
+            ..Assignment::default()
+        };
+        let request = ReadyRequest {
+            member: Some(self.member.clone()),
+            partitions: held.map(assignment).collect(),
+            ..ReadyRequest::default()
+        };
+        let call = |mut client: Client, request| async move { client.ready(request).await };
+        match self.persist("Ready", call, request).await {
+            // The next beat will hear the same and join again.
+            Err(error) if unknown_to_master(&error) => Ok(()),
+            outcome => outcome.map(|_| ()),
+        }
+    }
+
+    async fn checkpoint_written(&mut self, checkpoint: u64, written: Result<Vec<Written>>) -> Result<()> {
+        let (files, error) = match written {
+            Ok(files) => (files.into_iter().map(to_assignment).collect(), String::new()),
+            Err(error) => {
+                warn!(checkpoint, error = %error.chain(), "checkpoint failed");
+                (Vec::new(), error.chain())
+            }
+        };
+        let member = Some(self.member.clone());
+        let request = CheckpointWrittenRequest { member, checkpoint, files, error };
+        let call = |mut client: Client, request| async move { client.checkpoint_written(request).await };
+        match self.persist("CheckpointWritten", call, request).await {
+            Ok(_) => Ok(()),
+            Err(error @ (Error::Orphaned { .. } | Error::Torn { .. })) => Err(error),
+            Err(error) => {
+                // A master that has started anew knows nothing of it; the next one will be asked for.
+                warn!(checkpoint, error = %error.chain(), "the master has no use for the checkpoint");
+                Ok(())
+            }
+        }
+    }
+
+    fn beat_request(&self, gauges: String, command_seen: u64) -> BeatRequest {
+        BeatRequest { member: Some(self.member.clone()), gauges, command_seen }
+    }
+
+    /// Calls the master until it answers. Tries again for as long as another try can help and a master
+    /// may still come back.
+    async fn persist<Q, A, F>(
+        &mut self,
+        name: &'static str,
+        call: impl Fn(Client, Q) -> F,
+        request: Q,
+    ) -> Result<A>
+    where
+        Q: Clone,
+        F: Future<Output = std::result::Result<Response<A>, Status>>,
+    {
+        loop {
+            let error = match client::answer(name, call(self.client.clone(), request.clone()).await) {
+                Ok(answer) => {
+                    if self.backoff.tries() > 0 {
+                        info!(master = %self.master, call = name, "the master answers again");
+                    }
+                    self.backoff.reset();
+                    self.heard = Instant::now();
+                    return Ok(answer);
+                }
+                Err(error) => Error::from(error),
+            };
+            if error.kind() != Kind::Retry || unknown_to_master(&error) {
+                return Err(error);
+            }
+            let silent = self.heard.elapsed();
+            if silent > self.orphan {
+                warn!(master = %self.master, error = %error.chain(), "no master for too long");
+                return Err(Error::Orphaned { master: self.master.clone(), after: silent });
+            }
+            if self.backoff.tries() == 0 {
+                warn!(master = %self.master, error = %error.chain(), "the master does not answer");
+            }
+            let left = self.orphan.saturating_sub(silent) + Duration::from_millis(1);
+            tokio::time::sleep(self.backoff.pause().min(left)).await;
+        }
+    }
+}
+
+/// Opens the partitions of `joined` that are not open in this incarnation, and lets go of all others.
+fn open(partitions: &Partitions, joined: &Joined) -> Result<()> {
+    let held = partitions.held();
+    let mut keep = Vec::new();
+    for assignment in &joined.assignments {
+        let id = PartitionId(assignment.partition);
+        if id.0 >= partitions.model().partitions {
+            return Err(Error::Misfit { partition: id, reason: "the model has no such partition".into() });
+        }
+        keep.push(id);
+        if !held.contains(&(id, assignment.incarnation)) {
+            partitions.open(opened(partitions.model(), assignment, joined.restore_from.as_deref())?);
+        }
+    }
+    partitions.retain(&keep);
+    let rows = partitions.gauges()?.rows;
+    info!(partitions = keep.len(), rows, restored = joined.restore_from.is_some(), "partitions open");
+    Ok(())
+}
+
+fn opened(model: &Arc<Model>, assignment: &Assignment, restore_from: Option<&Path>) -> Result<Partition> {
+    let &Assignment { partition, incarnation, bytes, crc32 } = assignment;
+    let id = PartitionId(partition);
+    match restore_from {
+        None => Ok(Partition::new(Arc::clone(model), id, incarnation)),
+        Some(dir) => checkpoint::restore(model, dir, id, incarnation, Sum { bytes, crc32 }),
+    }
+}
+
+fn to_assignment(written: Written) -> Assignment {
+    let Written { partition, incarnation, sum } = written;
+    Assignment { partition: partition.0, incarnation, bytes: sum.bytes, crc32: sum.crc32 }
+}
+
+/// Whether the master says that it has never heard of this server, so that it must join again.
+fn unknown_to_master(error: &Error) -> bool {
+    let Error::Wire(wire::Error::Call { status, .. }) = error else { return false };
+    matches!(status.code(), Code::NotFound | Code::FailedPrecondition)
+}
+
+/// Does something that takes locks or waits for disks, without holding up the calls to the master.
+async fn in_background<T: Send + 'static>(
+    what: &'static str,
+    partitions: &Arc<Partitions>,
+    work: impl FnOnce(&Partitions) -> T + Send + 'static,
+) -> Result<T> {
+    let partitions = Arc::clone(partitions);
+    tokio::task::spawn_blocking(move || work(&partitions)).await.map_err(|_| Error::Panicked(what))
+}

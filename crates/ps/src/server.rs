@@ -1,0 +1,236 @@
+//! The edge where workers come in: plain TCP, one thread per connection, answers in the order of requests.
+//!
+//! Sockets keep the buffers that the kernel sizes by itself: a size set by hand switches that off and is
+//! capped by `net.core.*mem_max`, below what the kernel would give.
+
+#![expect(clippy::disallowed_methods, reason = "an edge: it waits for sockets and keeps deadlines")]
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use elasticdl_wire as wire;
+use elasticdl_wire::Token;
+use elasticdl_wire::frame::{Frame, Limits};
+use elasticdl_wire::ps::{self, kind};
+use tracing::{debug, info, warn};
+
+use crate::error::{Error, Result};
+use crate::partitions::Partitions;
+use crate::requests::Requests;
+
+/// How long a new connection may take to say who it is.
+const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+/// A HELLO is short, so nobody without a token makes the server hold more than this.
+const HELLO_LIMITS: Limits = Limits { words_max: 128 };
+/// Connections at one time; there are some hundred workers at most.
+const CONNECTIONS_MAX: usize = 4096;
+
+/// A running server. It ends, and cuts its connections, when it is dropped.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    partitions: Arc<Partitions>,
+    token: Token,
+    limits: Limits,
+    ending: AtomicBool,
+    /// Open connections, so that they can be cut.
+    connections: Mutex<BTreeMap<u64, TcpStream>>,
+}
+
+impl Server {
+    /// Serves `partitions` to whoever connects to `listener` and has the token.
+    pub fn start(
+        listener: TcpListener,
+        token: Token,
+        partitions: Arc<Partitions>,
+        limits: Limits,
+    ) -> Result<Self> {
+        let failed = |e| Error::io("starting to accept connections", e);
+        let address = listener.local_addr().map_err(failed)?;
+        let ending = AtomicBool::new(false);
+        let shared = Arc::new(Shared { partitions, token, limits, ending, connections: Mutex::default() });
+        let accepting = Arc::clone(&shared);
+        let acceptor = Builder::new()
+            .name("ps-accept".into())
+            .spawn(move || accept(&listener, &accepting))
+            .map_err(failed)?;
+        Ok(Server { address, shared, acceptor: Some(acceptor) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.ending.store(true, Ordering::SeqCst);
+        for stream in self.shared.connections().values() {
+            // A connection that is gone already needs no cutting.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        // Accepting ends with the next connection: this one.
+        let woken = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
+        if let (Ok(_), Some(acceptor)) = (woken, self.acceptor.take()) {
+            let _ = acceptor.join();
+        }
+    }
+}
+
+impl Shared {
+    fn connections(&self) -> MutexGuard<'_, BTreeMap<u64, TcpStream>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    for number in 0.. {
+        let accepted = listener.accept();
+        if shared.ending.load(Ordering::SeqCst) {
+            return;
+        }
+        let started = accepted.and_then(|(stream, peer)| begin(stream, peer, number, shared));
+        if let Err(error) = started {
+            // Out of descriptors or threads, as a rule: trying again at once would only spin.
+            warn!(%error, "connection not accepted");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// Gives a connection its thread.
+fn begin(stream: TcpStream, peer: SocketAddr, number: u64, shared: &Arc<Shared>) -> io::Result<()> {
+    let mut connections = shared.connections();
+    if connections.len() >= CONNECTIONS_MAX {
+        return Err(io::Error::other(format!("{CONNECTIONS_MAX} connections are open")));
+    }
+    connections.insert(number, stream.try_clone()?);
+    drop(connections);
+    let entry = Entry { number, shared: Arc::clone(shared) };
+    let started = Builder::new().name(format!("ps-conn-{number}")).spawn(move || {
+        match serve(stream, peer, &entry.shared) {
+            Ok(()) => debug!(%peer, "connection closed"),
+            Err(Error::Wire(wire::Error::Io { attempt, source })) => {
+                debug!(%peer, %attempt, error = %source, "connection lost");
+            }
+            Err(error) => warn!(%peer, error = %error.chain(), "connection closed for a reason"),
+        }
+    });
+    started.map(|_| ())
+}
+
+/// A connection's place in the list: given up when its thread ends, in a panic too, so that the peer
+/// sees the end of it.
+struct Entry {
+    number: u64,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.shared.connections().remove(&self.number);
+    }
+}
+
+/// Serves one connection until the peer closes it or does something wrong.
+fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> Result<()> {
+    prepare(&stream).map_err(|e| wire::Error::io("setting up a connection", e))?;
+    let (mut request, mut reply) = (Frame::default(), Frame::default());
+    match hello(&mut stream, &mut request, shared) {
+        Ok(worker) => info!(%peer, worker, "worker connected"),
+        Err(error) => {
+            refuse(&mut stream, &mut reply, 0, &error);
+            return Err(error);
+        }
+    }
+    reply.begin(kind::WELCOME, request.request());
+    send(&mut stream, &mut reply)?;
+
+    let mut requests = Requests::new(&shared.partitions, shared.limits);
+    while request.read(&mut stream, shared.limits)? {
+        if let Err(error) = requests.answer(&request, &mut reply) {
+            refuse(&mut stream, &mut reply, request.request(), &error);
+            return Err(error);
+        }
+        send(&mut stream, &mut reply)?;
+    }
+    Ok(())
+}
+
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    // A worker whose machine is gone says no goodbye; without this its thread would stay for ever.
+    rustix::net::sockopt::set_socket_keepalive(stream, true)?;
+    rustix::net::sockopt::set_tcp_keepidle(stream, Duration::from_secs(30))?;
+    Ok(())
+}
+
+/// Reads the first frame and tells which worker has sent it.
+fn hello(stream: &mut TcpStream, frame: &mut Frame, shared: &Shared) -> Result<u64> {
+    let mut timed = Timed { stream, until: Instant::now() + HELLO_DEADLINE };
+    if !frame.read(&mut timed, HELLO_LIMITS)? {
+        return Err(wire::Error::io("waiting for HELLO", io::ErrorKind::UnexpectedEof.into()).into());
+    }
+    if frame.kind() != kind::HELLO {
+        return Err(wire::Error::Malformed(format!("{:#x} where HELLO was due", frame.kind())).into());
+    }
+    let mut payload = frame.payload();
+    let token = payload.take_bytes()?;
+    let worker = payload.take()?;
+    payload.end()?;
+    if !shared.token.matches(token) {
+        return Err(wire::Error::Refused("wrong token: it is not the one of this job".into()).into());
+    }
+    stream.set_read_timeout(None).map_err(|e| wire::Error::io("lifting the deadline", e))?;
+    Ok(worker)
+}
+
+fn send(stream: &mut TcpStream, frame: &mut Frame) -> Result<()> {
+    Ok(frame.write(stream).map_err(|e| wire::Error::io("sending an answer", e))?)
+}
+
+/// Tells the peer why its connection ends. Best effort: it may be gone.
+fn refuse(stream: &mut TcpStream, frame: &mut Frame, request: u64, error: &Error) {
+    let reason = match error {
+        Error::Wire(wire::Error::Io { .. }) => return,
+        Error::Wire(wire::Error::Refused(reason)) => reason.clone(),
+        other => other.chain(),
+    };
+    ps::refused(frame, request, &reason);
+    if frame.write(stream).is_err() || stream.shutdown(Shutdown::Write).is_err() {
+        return;
+    }
+    // Closing with unread bytes would reset the connection and take the refusal with it.
+    let mut rest = Timed { stream, until: Instant::now() + Duration::from_secs(1) };
+    let mut buffer = [0; 4096];
+    while matches!(rest.read(&mut buffer), Ok(n) if n > 0) {}
+}
+
+/// Reads until a moment, however slowly the bytes drip in.
+struct Timed<'a> {
+    stream: &'a mut TcpStream,
+    until: Instant,
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(buffer)
+    }
+}

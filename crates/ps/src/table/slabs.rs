@@ -1,0 +1,106 @@
+//! Rows of one length, many to an allocation.
+//!
+//! A row is found by its number, which it keeps for life. Growing appends a slab and moves nothing.
+
+/// About how many floats a slab holds: 4 MiB. Memory that no row has touched costs nothing.
+const SLAB_FLOATS: usize = 1 << 20;
+/// Rows whose length divides by it lie on whole cache lines.
+const LINE_FLOATS: usize = 16;
+
+/// Rows by number.
+#[derive(Debug)]
+pub(super) struct Slabs {
+    slabs: Vec<Slab>,
+    /// Floats per row.
+    stride: usize,
+    /// A slab holds `1 << shift` rows.
+    shift: u32,
+    /// Rows in use: those with smaller numbers.
+    len: u32,
+}
+
+#[derive(Debug)]
+struct Slab {
+    floats: Box<[f32]>,
+    /// Where the first row begins, so that it begins at a cache line.
+    start: usize,
+}
+
+impl Slabs {
+    pub(super) fn new(stride: usize) -> Self {
+        assert!(stride > 0, "a row has at least one float");
+        let rows = (SLAB_FLOATS / stride).max(1);
+        Slabs { slabs: Vec::new(), stride, shift: rows.ilog2(), len: 0 }
+    }
+
+    /// How many rows there are.
+    pub(super) fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Bytes of the rows in use.
+    pub(super) fn bytes(&self) -> u64 {
+        u64::from(self.len) * self.stride as u64 * 4
+    }
+
+    /// Appends a row of zeros and tells its number.
+    pub(super) fn append(&mut self) -> u32 {
+        let row = self.len;
+        if self.place(row).0 == self.slabs.len() {
+            let floats = vec![0.0f32; (self.stride << self.shift) + LINE_FLOATS].into_boxed_slice();
+            let start = floats.as_ptr().align_offset(LINE_FLOATS * 4).min(LINE_FLOATS);
+            self.slabs.push(Slab { floats, start });
+        }
+        self.len = row.checked_add(1).expect("a partition of a table has less than 2^32 rows");
+        row
+    }
+
+    #[inline(always)]
+    pub(super) fn row(&self, row: u32) -> &[f32] {
+        let (slab, offset) = self.place(row);
+        let slab = &self.slabs[slab];
+        &slab.floats[slab.start + offset..][..self.stride]
+    }
+
+    #[inline(always)]
+    pub(super) fn row_mut(&mut self, row: u32) -> &mut [f32] {
+        let (slab, offset) = self.place(row);
+        let slab = &mut self.slabs[slab];
+        &mut slab.floats[slab.start + offset..][..self.stride]
+    }
+
+    #[inline(always)]
+    fn place(&self, row: u32) -> (usize, usize) {
+        let within = row & ((1 << self.shift) - 1);
+        ((row >> self.shift) as usize, within as usize * self.stride)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_keep_their_number_and_place_while_slabs_are_added() {
+        let stride = SLAB_FLOATS / 4 + 1; // three rows would fit a slab, two are used
+        let mut slabs = Slabs::new(stride);
+        for number in 0..7 {
+            assert_eq!(slabs.append(), number);
+            slabs.row_mut(number).fill(number as f32);
+        }
+        for number in 0..7 {
+            assert!(slabs.row(number).iter().all(|x| *x == number as f32));
+            assert_eq!(slabs.row(number).len(), stride);
+        }
+        assert_eq!(slabs.bytes(), 7 * 4 * stride as u64);
+    }
+
+    #[test]
+    fn rows_of_whole_cache_lines_lie_on_cache_lines() {
+        let mut slabs = Slabs::new(32);
+        for _ in 0..10 {
+            let row = slabs.append();
+            assert_eq!(slabs.row(row).as_ptr().align_offset(64), 0);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The second stage: a batch takes off with its rows and tensors.
+//!
+//! It raises a task's fence before its first pull and lets go of batches that every partition has.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, Sender};
+use elasticdl_spec::Purpose;
+use elasticdl_wire::ps::PullMode;
+use tracing::info;
+
+use super::flight::{Body, Flight, Parcel, Read};
+use super::{Common, Event, Outcome};
+use crate::dedup::Keys;
+use crate::error::{Error, Result};
+use crate::gauges::Stage;
+use crate::stop::Level;
+use crate::store::{Fence, Generation, Store};
+use crate::task::{Claim, LeasedTask};
+
+pub(super) struct Puller {
+    pub store: Box<dyn Store>,
+    pub read: Receiver<Parcel<Read>>,
+    pub spare_keys: Sender<Keys>,
+    pub flights: Receiver<Box<Flight>>,
+    pub pulled: Sender<Parcel<Box<Flight>>>,
+    pub common: Common,
+}
+
+/// A fence that was raised.
+struct Fenced {
+    task: Arc<LeasedTask>,
+    attempt: u64,
+    mark: u64,
+    generation: Generation,
+}
+
+impl Puller {
+    pub fn run(&mut self) -> Result<()> {
+        let mut fences: BTreeMap<Claim, Fenced> = BTreeMap::new();
+        while let Ok(parcel) = self.read.recv() {
+            let wanted = parcel.is_wanted() && !self.common.stop.reached(Level::Draining);
+            let Parcel { task, attempt, body } = parcel;
+            let body = match body {
+                Body::Batch(read) if wanted => match self.take_off(&task, attempt, read, &mut fences)? {
+                    Some(flight) => Body::Batch(flight),
+                    None => continue,
+                },
+                Body::End(end) if wanted => {
+                    fences.remove(&task.claim);
+                    Body::End(end)
+                }
+                Body::Batch(read) => {
+                    self.recycle(read.keys);
+                    continue;
+                }
+                Body::End(_) => continue,
+            };
+            if self.pulled.send(Parcel { task, attempt, body }).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Pulls for a batch; `None` where it needs no work here, or cannot have any.
+    fn take_off(
+        &mut self,
+        task: &Arc<LeasedTask>,
+        attempt: u64,
+        read: Read,
+        fences: &mut BTreeMap<Claim, Fenced>,
+    ) -> Result<Option<Box<Flight>>> {
+        let births = task.purpose() == Purpose::Train;
+        let mut generation = Generation::default();
+        if births {
+            let Some(fenced) = self.fence(task, attempt, fences)? else {
+                self.recycle(read.keys);
+                return Ok(None);
+            };
+            if read.index < fenced.mark {
+                self.recycle(read.keys);
+                return Ok(None);
+            }
+            generation = fenced.generation;
+        }
+        // No flight can come back any more where the pusher has ended.
+        let mut flight =
+            self.flights.recv().map_err(|_| Error::Stopped { attempt: "waiting for a push to end" })?;
+        flight.generation = generation;
+        let inputs = flight.inputs_mut();
+        inputs.index = read.index;
+        inputs.batch = read.batch;
+        let used = std::mem::replace(&mut inputs.keys, read.keys);
+        self.recycle(used);
+        let mode = PullMode { births, tensors: true };
+        let inputs = flight.inputs_mut();
+        let store = &mut self.store;
+        self.common.gauges.time(Stage::Pulling, || store.pull(&inputs.keys, mode, &mut inputs.pulled))?;
+        Ok(Some(flight))
+    }
+
+    /// The task's fence, raised now where it is not; `None` where another lease holds the task.
+    fn fence<'f>(
+        &mut self,
+        task: &Arc<LeasedTask>,
+        attempt: u64,
+        fences: &'f mut BTreeMap<Claim, Fenced>,
+    ) -> Result<Option<&'f Fenced>> {
+        let claim = task.claim;
+        if fences.get(&claim).is_none_or(|fenced| fenced.attempt != attempt) {
+            // Tasks that ended early never reach their end here.
+            fences.retain(|_, fenced| fenced.task.wants(fenced.attempt));
+            let store = &mut self.store;
+            match self.common.gauges.time(Stage::Pulling, || store.fence(claim.task, claim.lease))? {
+                Fence::Held { mark, generation } => {
+                    if mark > 0 {
+                        info!(task = %claim.task, lease = %claim.lease, mark, "task goes on from its mark");
+                    }
+                    let fenced = Fenced { task: Arc::clone(task), attempt, mark, generation };
+                    fences.insert(claim, fenced);
+                }
+                Fence::Lost => {
+                    task.drop_all();
+                    self.common.tell(Event::Ended { claim, outcome: Outcome::Lost });
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(fences.get(&claim))
+    }
+
+    fn recycle(&self, keys: Keys) {
+        // The reader may have ended: then nobody needs them.
+        let _ = self.spare_keys.send(keys);
+    }
+}

@@ -1,0 +1,89 @@
+//! The last stage: gradients go to every partition, in order, and what is acknowledged counts.
+
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, Sender};
+use elasticdl_spec::Purpose;
+use elasticdl_wire::ps::PushHeader;
+use tracing::info;
+
+use super::flight::{Body, Flight, Parcel};
+use super::{Common, Event, Outcome};
+use crate::error::Result;
+use crate::gauges::Stage;
+use crate::store::{Push, Pushed, Store};
+use crate::task::LeasedTask;
+
+pub(super) struct Pusher {
+    pub store: Box<dyn Store>,
+    pub computed: Receiver<Parcel<Box<Flight>>>,
+    pub landed: Sender<Box<Flight>>,
+    pub redo: Sender<Arc<LeasedTask>>,
+    pub common: Common,
+}
+
+impl Pusher {
+    pub fn run(&mut self) -> Result<()> {
+        while let Ok(parcel) = self.computed.recv() {
+            let wanted = parcel.is_wanted();
+            match parcel.body {
+                Body::Batch(flight) => {
+                    if wanted {
+                        self.land(&parcel.task, &flight)?;
+                    }
+                    // The puller may have ended: then nobody needs it.
+                    let _ = self.landed.send(flight);
+                }
+                Body::End(end) if wanted => {
+                    let outcome = Outcome::Done { records: end.records, scores: end.scores };
+                    self.common.tell(Event::Ended { claim: parcel.task.claim, outcome });
+                }
+                Body::End(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Pushes a batch, or counts it where there is nothing to push.
+    fn land(&mut self, task: &Arc<LeasedTask>, flight: &Flight) -> Result<()> {
+        let claim = task.claim;
+        let records = flight.inputs.batch.records as u64;
+        let pushed = match task.purpose() {
+            Purpose::Evaluate => Pushed::Applied,
+            Purpose::Train => {
+                let push = Push {
+                    header: PushHeader {
+                        task: claim.task,
+                        batch: flight.inputs.index,
+                        lease: claim.lease,
+                        records,
+                    },
+                    generation: flight.generation,
+                    keys: &flight.inputs.keys,
+                    versions: &flight.inputs.pulled.versions,
+                    gradients: &flight.gradients,
+                };
+                let store = &mut self.store;
+                self.common.gauges.time(Stage::Pushing, || store.push(&push))?
+            }
+        };
+        match pushed {
+            Pushed::Applied => {
+                self.common.gauges.batch_done(records);
+                self.common.tell(Event::Applied { claim, records, loss_sum: flight.loss_sum });
+            }
+            Pushed::Redo => {
+                info!(task = %claim.task, batch = flight.inputs.index, "a partition came back, task begins again at its marks");
+                self.common.gauges.task_redone();
+                task.begin_again();
+                // A reader that has ended does so because the worker does: the marks keep what was done.
+                let _ = self.redo.send(Arc::clone(task));
+            }
+            Pushed::Lost => {
+                task.drop_all();
+                self.common.tell(Event::Ended { claim, outcome: Outcome::Lost });
+            }
+        }
+        Ok(())
+    }
+}

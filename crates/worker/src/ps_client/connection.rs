@@ -1,0 +1,111 @@
+//! One connection to one server: opened with the token, then a request and its answer at a time.
+//!
+//! It never gives up by itself while the peer is merely slow: whoever waits is asked now and then whether
+//! to go on waiting.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use elasticdl_wire::frame::{Frame, Limits};
+use elasticdl_wire::ps::{self, kind};
+use elasticdl_wire::{Error, Result, Token};
+
+const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
+/// How often a wait for the peer is questioned.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// An open connection, with the frames that go over it.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: TcpStream,
+    /// To be filled with the next request.
+    pub out: Frame,
+    /// The last answer.
+    pub answer: Frame,
+}
+
+impl Connection {
+    /// Connects and says hello.
+    pub fn open(
+        address: &str,
+        token: &Token,
+        worker: u32,
+        keep_waiting: &mut dyn FnMut() -> bool,
+    ) -> Result<Self> {
+        let failed = |e| Error::io(format!("connecting to the server at {address}"), e);
+        let target = address.to_socket_addrs().map_err(failed)?.next();
+        let target = target.ok_or_else(|| failed(ErrorKind::AddrNotAvailable.into()))?;
+        let stream = TcpStream::connect_timeout(&target, CONNECT_DEADLINE).map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+        stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
+        let mut connection = Connection { stream, out: Frame::default(), answer: Frame::default() };
+        ps::hello(&mut connection.out, token.secret(), worker);
+        connection.send(keep_waiting)?;
+        match connection.receive(kind::WELCOME, 0, keep_waiting) {
+            // The master has our token, so this is not our server: its port belongs to somebody else by
+            // now. The topology will say where ours went.
+            Err(Error::Refused(reason)) => Err(failed(std::io::Error::other(reason))),
+            outcome => outcome.map(|()| connection),
+        }
+    }
+
+    /// Sends what was put into `out`.
+    pub fn send(&mut self, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
+        let mut patient = Patient { stream: &self.stream, keep_waiting };
+        self.out.write(&mut patient).map_err(|e| Error::io("sending to a server", e))
+    }
+
+    /// Waits for the answer to `request`; it is then in `answer`.
+    pub fn receive(
+        &mut self,
+        kind: u32,
+        request: u64,
+        keep_waiting: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        let mut patient = Patient { stream: &self.stream, keep_waiting };
+        if !self.answer.read(&mut patient, Limits::default())? {
+            return Err(Error::io("waiting for a server's answer", ErrorKind::UnexpectedEof.into()));
+        }
+        ps::expect(&self.answer, kind, request)
+    }
+}
+
+/// A stream that asks whether to go on when the peer lets it wait, and keeps its place if so.
+struct Patient<'a> {
+    stream: &'a TcpStream,
+    keep_waiting: &'a mut dyn FnMut() -> bool,
+}
+
+impl Patient<'_> {
+    fn retry<T>(&mut self, mut attempt: impl FnMut(&TcpStream) -> std::io::Result<T>) -> std::io::Result<T> {
+        loop {
+            match attempt(self.stream) {
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    if !(self.keep_waiting)() {
+                        return Err(ErrorKind::TimedOut.into());
+                    }
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+impl Read for Patient<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.retry(|mut stream| stream.read(buffer))
+    }
+}
+
+impl Write for Patient<'_> {
+    fn write(&mut self, buffer: &[u8]) -> std::io::Result<usize> {
+        self.retry(|mut stream| stream.write(buffer))
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

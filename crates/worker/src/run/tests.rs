@@ -1,0 +1,364 @@
+//! A whole worker against a master and servers on loopback that answer by script.
+
+use std::io::Write;
+use std::sync::Mutex;
+
+use elasticdl_spec::job::*;
+use elasticdl_spec::layout::*;
+use elasticdl_spec::scores::Scores;
+use elasticdl_spec::{JobSpec, ModelSpec, OptimizerSpec, Shard, TaskId, Zoo};
+use elasticdl_wire::control::master_server::{Master as Service, MasterServer};
+use elasticdl_wire::control::*;
+use tokio::net::TcpListener;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status};
+
+use super::*;
+use crate::fake::{FakeServer, PARTITIONS, World};
+
+const TOKEN: &str = "0123456789abcdef";
+const BATCH: usize = 8;
+
+/// What the master has heard and has to give.
+#[derive(Default)]
+struct Script {
+    tasks: Vec<TaskId>,
+    leases: u64,
+    joins: u32,
+    /// Whether the worker is forgotten until it joins again.
+    forgetful: bool,
+    send_away: bool,
+    /// Whether there is no master, as far as the worker can tell.
+    away: bool,
+    reports: Vec<ReportRequest>,
+}
+
+struct FakeMaster {
+    plan: String,
+    shard: Shard,
+    servers: Vec<FakeServer>,
+    world: Arc<Mutex<World>>,
+    script: Mutex<Script>,
+    /// Rises with every report.
+    heard: tokio::sync::watch::Sender<usize>,
+}
+
+type Reply<T> = std::result::Result<Response<T>, Status>;
+
+impl FakeMaster {
+    fn script(&self) -> std::sync::MutexGuard<'_, Script> {
+        self.script.lock().unwrap()
+    }
+
+    fn known(&self) -> std::result::Result<(), Status> {
+        let script = self.script();
+        if script.away {
+            return Err(Status::unavailable("nobody is here"));
+        }
+        if script.forgetful {
+            return Err(Status::failed_precondition("join first"));
+        }
+        Ok(())
+    }
+
+    /// Waits until the reports satisfy a condition.
+    async fn until(&self, holds: impl Fn(&[ReportRequest]) -> bool) {
+        let mut heard = self.heard.subscribe();
+        let wait = heard.wait_for(|_| holds(&self.script().reports));
+        tokio::time::timeout(Duration::from_secs(60), wait).await.expect("the reports come").unwrap();
+    }
+}
+
+#[tonic::async_trait]
+impl Service for FakeMaster {
+    async fn join(&self, _: Request<JoinRequest>) -> Reply<JoinReply> {
+        self.script().forgetful = false;
+        self.known()?;
+        self.script().joins += 1;
+        Ok(Response::new(JoinReply { plan: self.plan.clone(), ..Default::default() }))
+    }
+
+    async fn ready(&self, _: Request<ReadyRequest>) -> Reply<ReadyReply> {
+        Err(Status::unimplemented("workers do not call this"))
+    }
+
+    async fn beat(&self, request: Request<BeatRequest>) -> Reply<BeatReply> {
+        self.known()?;
+        let gauges: serde_json::Value = serde_json::from_str(&request.into_inner().gauges).unwrap();
+        assert!(gauges["batches"].is_u64());
+        if self.script().send_away {
+            return Ok(Response::new(BeatReply { command: 1, what: Some(beat_reply::What::Leave(true)) }));
+        }
+        Ok(Response::new(BeatReply { command: 0, what: None }))
+    }
+
+    async fn topology(&self, _: Request<TopologyRequest>) -> Reply<TopologyReply> {
+        self.known()?;
+        let world = self.world.lock().unwrap();
+        let place = |p: u32| Place {
+            partition: p,
+            incarnation: world.partitions[p as usize].incarnation,
+            address: self.servers[p as usize % self.servers.len()].address.clone(),
+        };
+        Ok(Response::new(TopologyReply { places: (0..PARTITIONS).map(place).collect() }))
+    }
+
+    async fn lease(&self, _: Request<LeaseRequest>) -> Reply<LeaseReply> {
+        self.known()?;
+        let mut script = self.script();
+        if script.tasks.is_empty() {
+            return Ok(Response::new(LeaseReply { what: Some(lease_reply::What::Finished(true)) }));
+        }
+        let task = script.tasks.remove(0).to_string();
+        script.leases += 1;
+        let shard = serde_json::to_string(&self.shard).unwrap();
+        let leased = Leased { task, term: 1, lease: script.leases, shard };
+        Ok(Response::new(LeaseReply { what: Some(lease_reply::What::Leased(leased)) }))
+    }
+
+    async fn report(&self, request: Request<ReportRequest>) -> Reply<ReportReply> {
+        self.known()?;
+        self.script().reports.push(request.into_inner());
+        self.heard.send_modify(|n| *n += 1);
+        Ok(Response::new(ReportReply { held: true }))
+    }
+
+    async fn checkpoint_written(
+        &self,
+        _: Request<CheckpointWrittenRequest>,
+    ) -> Reply<CheckpointWrittenReply> {
+        Err(Status::unimplemented("workers do not call this"))
+    }
+}
+
+/// A comma-separated file with two numbers and two ids.
+fn layout() -> Layout {
+    let number = |column: &str| NumericField { column: column.into(), scale: Scale::Identity };
+    let id = |column: &str| CategoricalField {
+        name: column.into(),
+        column: column.into(),
+        bucket: Bucket::Value,
+    };
+    Layout {
+        name: "custom".into(),
+        columns: ["label", "x", "y", "a", "b"].map(String::from).into(),
+        text: TextStyle { delimiter: ',', header: false, quotes: false, trim: false, missing: vec![] },
+        label: Label { column: "label".into(), positive: vec![] },
+        numeric: vec![number("x"), number("y")],
+        categorical: vec![id("a"), id("b")],
+    }
+}
+
+fn job(orphan: Duration) -> JobSpec {
+    JobSpec {
+        name: "test".into(),
+        model: ModelSpec { zoo: Zoo::Lr, embedding_dim: 0, hidden: vec![] },
+        data: DataSpec {
+            train: vec![],
+            validate: vec![],
+            layout: layout(),
+            format: Some(Format::Text),
+            synth_rows: None,
+            bad_records_max: 0,
+            shuffle: true,
+            batches_per_task: 4,
+        },
+        train: TrainSpec {
+            epochs: 1,
+            batch: BATCH,
+            optimizer: OptimizerSpec::Sgd { learning_rate: 1.0 },
+            seed: 7,
+        },
+        evaluate: EvaluateSpec { every: None },
+        workers: WorkersSpec { count: 1, max: 1, threads: 2, pipeline: 3 },
+        servers: ServersSpec { count: 2, partitions: PARTITIONS },
+        checkpoint: CheckpointSpec { dir: None, every: None, keep: 1 },
+        output: None,
+        limits: LimitsSpec { lease: Duration::from_secs(60), orphan, restarts: 0 },
+    }
+}
+
+/// A master with these tasks, all over one file of 30 records, and its servers.
+struct Rig {
+    master: Arc<FakeMaster>,
+    address: String,
+    _file: tempfile::NamedTempFile,
+}
+
+async fn rig(tasks: Vec<TaskId>, orphan: Duration) -> Rig {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    for i in 0..30 {
+        writeln!(file, "{},{}.5,{},a{},b{}", u8::from(i % 3 == 0), i % 5, i % 2, i % 7, i % 4).unwrap();
+    }
+    file.flush().unwrap();
+    let found = elasticdl_data::discover(&[file.path().display().to_string()], Some(Format::Text)).unwrap();
+    let path = found[0].path.clone();
+    let shard = Shard { path, first: 0, records: Some(30), offset: 0, fingerprint: found[0].fingerprint };
+    let job = job(orphan);
+    let shape = elasticdl_nn::build(&job.model, 2, 2).unwrap().shape().clone();
+    let world = Arc::new(Mutex::new(World::new(shape.clone())));
+    let master = Arc::new(FakeMaster {
+        plan: serde_json::to_string(&Plan { job, shape }).unwrap(),
+        shard,
+        servers: vec![FakeServer::start(&world, TOKEN), FakeServer::start(&world, TOKEN)],
+        world,
+        script: Mutex::new(Script { tasks, ..Script::default() }),
+        heard: tokio::sync::watch::Sender::new(0),
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let token = Token::new(TOKEN).unwrap();
+    let authenticate = move |request: Request<()>| {
+        let header = request.metadata().get("authorization").map(|h| h.as_bytes());
+        if token.matches_header(header) { Ok(request) } else { Err(Status::unauthenticated("wrong token")) }
+    };
+    let service = tonic::service::interceptor::InterceptedService::new(
+        MasterServer::from_arc(Arc::clone(&master)),
+        authenticate,
+    );
+    tokio::spawn(async move {
+        let server = tonic::transport::Server::builder().add_service(service);
+        server.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
+    });
+    Rig { master, address, _file: file }
+}
+
+impl Rig {
+    fn worker(
+        &self,
+        token: &str,
+    ) -> (UnboundedSender<()>, impl Future<Output = Result<()>> + Send + use<>) {
+        let (terminate, terminations) = unbounded_channel();
+        let token = Token::new(token).unwrap();
+        let config = Config { master: self.address.clone(), token, id: WorkerId(4) };
+        let deadline = Duration::from_secs(60);
+        let life = async move {
+            tokio::time::timeout(deadline, live(config, terminations)).await.expect("a worker ends")
+        };
+        (terminate, life)
+    }
+}
+
+fn trains(n: u32) -> Vec<TaskId> {
+    (0..n).map(|shard| TaskId::train(0, shard)).collect()
+}
+
+/// Long enough for nobody to be an orphan.
+const NEVER: Duration = Duration::from_secs(3600);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_trains_and_evaluates_what_it_is_given_and_leaves_when_the_job_is_finished() {
+    let tasks = [trains(3), vec![TaskId::evaluate(0, 0)], vec![TaskId::train(0, 9)]].concat();
+    let rig = rig(tasks.clone(), NEVER).await;
+    let (_terminate, life) = rig.worker(TOKEN);
+    life.await.unwrap();
+
+    let reports = rig.master.script().reports.clone();
+    let done: Vec<(TaskId, Done)> = reports
+        .iter()
+        .filter_map(|r| match &r.outcome {
+            Some(Told::Done(done)) => Some((r.task.parse().unwrap(), done.clone())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(done.iter().map(|(task, _)| *task).collect::<Vec<_>>(), tasks);
+    assert!(done.iter().all(|(_, done)| done.task_records == 30));
+    let scores: Scores = serde_json::from_str(&done[3].1.scores).unwrap();
+    assert_eq!(scores.records(), 30);
+    assert_eq!(reports.iter().map(|r| r.records).sum::<u64>(), 5 * 30, "each record is reported once");
+    let trained: Vec<&ReportRequest> = reports.iter().filter(|r| r.task.starts_with("train")).collect();
+    let loss = trained.iter().map(|r| r.loss_sum).sum::<f64>() / (4.0 * 30.0);
+    assert!((0.1..5.0).contains(&loss), "{loss}");
+    for partition in &rig.master.world.lock().unwrap().partitions {
+        assert_eq!(partition.records, 4 * 30);
+        assert_eq!(partition.version, 4 * 4, "30 records are 4 batches");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_terminated_worker_gives_back_what_it_holds_and_ends_well() {
+    let rig = rig(trains(100_000), NEVER).await;
+    let (terminate, life) = rig.worker(TOKEN);
+    let life = tokio::spawn(life);
+    rig.master.until(|reports| reports.iter().map(|r| r.batches).sum::<u64>() > 10).await;
+    terminate.send(()).unwrap();
+    life.await.unwrap().unwrap();
+
+    let script = rig.master.script();
+    let mut open: std::collections::BTreeSet<u64> = (1..=script.leases).collect();
+    let mut returned = 0;
+    for report in &script.reports {
+        match report.outcome {
+            Some(Told::Done(_)) => assert!(open.remove(&report.lease)),
+            Some(Told::Returned(_)) => {
+                assert!(open.remove(&report.lease));
+                returned += 1;
+            }
+            _ => {}
+        }
+    }
+    assert!(open.is_empty(), "leases that nobody gave back: {open:?}");
+    assert!((1..=3).contains(&returned), "{returned}");
+    let reported: u64 = script.reports.iter().map(|r| r.records).sum();
+    for partition in &rig.master.world.lock().unwrap().partitions {
+        assert_eq!(partition.records, reported, "what was applied was reported, and the reverse");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_sent_away_leaves() {
+    let rig = rig(trains(100_000), NEVER).await;
+    rig.master.script().send_away = true;
+    let (_terminate, life) = rig.worker(TOKEN);
+    life.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_forgot_the_worker_is_joined_again() {
+    let rig = rig(trains(1000), NEVER).await;
+    let (terminate, life) = rig.worker(TOKEN);
+    let life = tokio::spawn(life);
+    rig.master.until(|reports| !reports.is_empty()).await;
+    let before = {
+        let mut script = rig.master.script();
+        script.forgetful = true;
+        script.reports.len()
+    };
+    rig.master.until(|reports| reports.len() > before).await;
+    terminate.send(()).unwrap();
+    life.await.unwrap().unwrap();
+    assert!(rig.master.script().joins >= 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_master_is_gone_ends_as_an_orphan() {
+    let limit = Duration::from_millis(300);
+    let rig = rig(trains(100_000), limit).await;
+    let (_terminate, life) = rig.worker(TOKEN);
+    let life = tokio::spawn(life);
+    rig.master.until(|reports| !reports.is_empty()).await;
+    rig.master.script().away = true;
+    let error = life.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Orphaned { silence, .. } if silence >= limit), "{error}");
+    assert_eq!(error.kind(), elasticdl_spec::Kind::Retry);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_with_a_wrong_token_ends_and_says_why() {
+    let rig = rig(trains(1), NEVER).await;
+    let (_terminate, life) = rig.worker("another-token-of-16");
+    let error = life.await.unwrap_err();
+    assert_eq!(error.kind(), elasticdl_spec::Kind::User);
+    assert!(matches!(error, Error::Wire { attempt: "joining the job", .. }), "{error:?}");
+}
+
+#[test]
+fn a_lease_that_makes_no_sense_is_refused() {
+    let leased = |task: &str, shard: &str| {
+        let leased = Leased { task: task.into(), term: 1, lease: 2, shard: shard.into() };
+        understand(LeaseReply { what: Some(lease_reply::What::Leased(leased)) })
+    };
+    assert!(leased("train/0/x", "{}").unwrap_err().to_string().contains("train/0/17"));
+    assert!(leased("train/0/1", "{}").unwrap_err().to_string().contains("missing field"));
+    assert!(understand(LeaseReply { what: None }).is_err());
+}

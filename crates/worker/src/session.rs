@@ -1,0 +1,330 @@
+//! What a worker owes the master, as a state machine: when to ask for a task, what to report and when to
+//! leave. Pure: time and answers come in, calls to make go out; `run.rs` makes them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use elasticdl_spec::Shard;
+
+use crate::pipeline::Outcome;
+use crate::task::Claim;
+
+/// Progress is reported at most this often.
+const REPORT_EVERY: Duration = Duration::from_millis(200);
+/// How many tasks a worker has at once: the one whose batches are pushed, and the one read ahead.
+const TASKS_MAX: usize = 2;
+/// A master that says "not now" is not asked again at once, whatever it says.
+const ASK_PAUSE_MIN: Duration = Duration::from_millis(5);
+const FAILURE_PAUSE_FIRST: Duration = Duration::from_millis(50);
+const FAILURE_PAUSE_LONGEST: Duration = Duration::from_secs(2);
+
+/// What happens to the session.
+#[derive(Debug)]
+pub enum Input {
+    /// Time passes.
+    Tick,
+    /// The reader has nothing to read.
+    Wanted,
+    /// The master gave a task.
+    Leased(Claim, Shard),
+    /// The master has no task now.
+    Wait(Duration),
+    /// The master has no task any more.
+    Finished,
+    /// A batch is done.
+    Applied {
+        /// Whose batch.
+        claim: Claim,
+        /// Its records.
+        records: u64,
+        /// The sum of their losses.
+        loss_sum: f64,
+    },
+    /// Records were set aside.
+    Bad {
+        /// Whose records.
+        claim: Claim,
+        /// All of the task's, as far as read.
+        total: u64,
+        /// The first of them.
+        examples: Vec<String>,
+    },
+    /// A task ended in this worker.
+    Ended(Claim, Outcome),
+    /// The master answered the report under way; `held`: the lease is still ours.
+    Reported {
+        /// Whether the master believes the lease.
+        held: bool,
+    },
+    /// The worker is to leave: finish what was pulled, give back the rest.
+    Drain,
+    /// All stages have ended.
+    StagesEnded,
+}
+
+/// What is to be done.
+#[derive(Debug, PartialEq)]
+pub enum Effect {
+    /// Ask the master for a task, after this time.
+    Ask(Duration),
+    /// Hand the reader a task.
+    Start(Claim, Shard),
+    /// Stop working on a task.
+    Drop(Claim),
+    /// Report; one at a time, for as long as it takes.
+    Report(Report),
+    /// Begin nothing new and end the stages; what was pulled is finished.
+    EndStages,
+    /// All is said: leave.
+    Leave,
+}
+
+/// What the master is told of a task.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// Which task.
+    pub claim: Claim,
+    /// Batches done since the last report.
+    pub batches: u64,
+    /// Their records.
+    pub records: u64,
+    /// The sum of their losses.
+    pub loss_sum: f64,
+    /// Records set aside in the whole task.
+    pub bad_records: u64,
+    /// The first of them.
+    pub bad_examples: Vec<String>,
+    /// How far the task is.
+    pub state: State,
+}
+
+/// How far a task is.
+#[derive(Debug, Clone, PartialEq)]
+pub enum State {
+    /// Still at it.
+    Progress,
+    /// Given back: somebody else goes on from the marks.
+    Returned,
+    /// Done or failed; a lost task is not reported.
+    Ended(Outcome),
+}
+
+/// A task the master believes to be ours.
+#[derive(Debug, Default)]
+struct Held {
+    batches: u64,
+    records: u64,
+    loss_sum: f64,
+    bad_records: u64,
+    bad_examples: Vec<String>,
+    /// Whether there is something the master has not heard.
+    news: bool,
+    /// When progress may be reported again.
+    progress_at: Duration,
+    end: Option<State>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Running,
+    /// The master has no more tasks; those held are finished.
+    Finishing,
+    /// The stages end.
+    Ending,
+    /// They have ended; what is left is to report.
+    Reporting,
+    Left,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Last {
+    Yes,
+    No,
+}
+
+/// The session's state.
+#[derive(Debug)]
+pub struct Session {
+    phase: Phase,
+    held: BTreeMap<Claim, Held>,
+    wanted: bool,
+    asking: bool,
+    /// The report under way, and whether it is the task's last.
+    reporting: Option<(Claim, Last)>,
+    failures: u32,
+}
+
+impl Default for Session {
+    fn default() -> Self {
+        Session {
+            phase: Phase::Running,
+            held: BTreeMap::new(),
+            wanted: false,
+            asking: false,
+            reporting: None,
+            failures: 0,
+        }
+    }
+}
+
+impl Session {
+    /// Takes an input at the time `now` and appends what follows from it.
+    pub fn step(&mut self, now: Duration, input: Input, effects: &mut Vec<Effect>) {
+        match input {
+            Input::Tick => {}
+            Input::Wanted => self.wanted = true,
+            Input::Leased(claim, shard) => self.leased(claim, shard, effects),
+            Input::Wait(pause) => {
+                self.asking = false;
+                self.ask(pause.max(ASK_PAUSE_MIN), effects);
+            }
+            Input::Finished => {
+                self.asking = false;
+                if self.phase == Phase::Running {
+                    self.phase = Phase::Finishing;
+                }
+            }
+            Input::Applied { claim, records, loss_sum } => self.applied(claim, records, loss_sum),
+            Input::Bad { claim, total, examples } => {
+                if let Some(held) = self.held.get_mut(&claim) {
+                    held.bad_records = total;
+                    held.bad_examples = examples;
+                    held.news = true;
+                }
+            }
+            Input::Ended(claim, outcome) => self.ended(claim, outcome),
+            Input::Reported { held } => self.reported(held, effects),
+            Input::Drain => {
+                if matches!(self.phase, Phase::Running | Phase::Finishing) {
+                    self.phase = Phase::Ending;
+                    effects.push(Effect::EndStages);
+                }
+            }
+            Input::StagesEnded => {
+                self.phase = Phase::Reporting;
+                for held in self.held.values_mut() {
+                    held.end.get_or_insert(State::Returned);
+                }
+            }
+        }
+        self.proceed(now, effects);
+    }
+
+    /// How many tasks are being worked on.
+    fn working(&self) -> usize {
+        self.held.values().filter(|held| held.end.is_none()).count()
+    }
+
+    fn proceed(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if !self.asking {
+            self.ask(self.failure_pause(), effects);
+        }
+        if self.reporting.is_none() {
+            self.report(now, effects);
+        }
+        let silent = self.held.is_empty() && self.reporting.is_none();
+        if silent && self.phase == Phase::Finishing {
+            self.phase = Phase::Ending;
+            effects.push(Effect::EndStages);
+        }
+        if silent && self.phase == Phase::Reporting {
+            self.phase = Phase::Left;
+            effects.push(Effect::Leave);
+        }
+    }
+
+    fn ask(&mut self, pause: Duration, effects: &mut Vec<Effect>) {
+        if self.phase == Phase::Running && self.wanted && self.working() < TASKS_MAX {
+            self.asking = true;
+            effects.push(Effect::Ask(pause));
+        }
+    }
+
+    fn leased(&mut self, claim: Claim, shard: Shard, effects: &mut Vec<Effect>) {
+        self.asking = false;
+        let mut held = Held::default();
+        if self.phase == Phase::Running {
+            assert!(self.wanted, "a task is asked for only when one is wanted");
+            self.wanted = false;
+            effects.push(Effect::Start(claim, shard));
+        } else {
+            // It crossed the decision to leave, and was never begun.
+            held.end = Some(State::Returned);
+        }
+        self.held.insert(claim, held);
+    }
+
+    fn applied(&mut self, claim: Claim, records: u64, loss_sum: f64) {
+        self.failures = 0;
+        if let Some(held) = self.held.get_mut(&claim) {
+            held.batches += 1;
+            held.records += records;
+            held.loss_sum += loss_sum;
+            held.news = true;
+        }
+    }
+
+    fn ended(&mut self, claim: Claim, outcome: Outcome) {
+        let Some(held) = self.held.get_mut(&claim) else { return };
+        // Two stages may each find a reason to end a task; the first one counts.
+        if held.end.is_some() {
+            return;
+        }
+        match outcome {
+            // Another worker has the task under a newer lease: there is nobody to tell.
+            Outcome::Lost => drop(self.held.remove(&claim)),
+            Outcome::Done { .. } => held.end = Some(State::Ended(outcome)),
+            Outcome::Failed { .. } => {
+                held.end = Some(State::Ended(outcome));
+                self.failures += 1;
+            }
+        }
+    }
+
+    fn reported(&mut self, believed: bool, effects: &mut Vec<Effect>) {
+        let (claim, last) = self.reporting.take().expect("an answer follows a report");
+        if last == Last::Yes {
+            self.held.remove(&claim);
+        } else if !believed && self.held.remove(&claim).is_some() {
+            // A late report is normal: the lease ran out and another worker has the task.
+            effects.push(Effect::Drop(claim));
+        }
+    }
+
+    /// Reports an end at once, progress now and then.
+    fn report(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        let ended = |held: &Held| held.end.is_some();
+        let due = |held: &Held| held.news && now >= held.progress_at;
+        let next = self.held.iter().find(|(_, held)| ended(held));
+        let next = next.or_else(|| self.held.iter().find(|(_, held)| due(held)));
+        let Some(&claim) = next.map(|(claim, _)| claim) else { return };
+        let held = self.held.get_mut(&claim).expect("found above");
+        let (state, last) = match &held.end {
+            Some(end) => (end.clone(), Last::Yes),
+            None => (State::Progress, Last::No),
+        };
+        held.news = false;
+        held.progress_at = now + REPORT_EVERY;
+        self.reporting = Some((claim, last));
+        effects.push(Effect::Report(Report {
+            claim,
+            batches: std::mem::take(&mut held.batches),
+            records: std::mem::take(&mut held.records),
+            loss_sum: std::mem::take(&mut held.loss_sum),
+            bad_records: held.bad_records,
+            bad_examples: held.bad_examples.clone(),
+            state,
+        }));
+    }
+
+    /// A task that fails may come straight back: a worker does not fail it as fast as it can.
+    fn failure_pause(&self) -> Duration {
+        match self.failures {
+            0 => Duration::ZERO,
+            n => FAILURE_PAUSE_FIRST.saturating_mul(1 << (n - 1).min(10)).min(FAILURE_PAUSE_LONGEST),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

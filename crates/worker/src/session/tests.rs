@@ -1,0 +1,191 @@
+//! The session alone: inputs in, effects out.
+
+use elasticdl_spec::{LeaseId, TaskId};
+
+use super::*;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn claim(shard: u32) -> Claim {
+    Claim { task: TaskId::train(0, shard), lease: LeaseId { term: 1, n: u64::from(shard) + 1 } }
+}
+
+fn shard() -> Shard {
+    Shard { path: "a.csv".into(), first: 0, records: Some(9), offset: 0, fingerprint: 1 }
+}
+
+/// A session and its clock.
+#[derive(Default)]
+struct Rig {
+    session: Session,
+    now: Duration,
+}
+
+impl Rig {
+    fn step(&mut self, input: Input) -> Vec<Effect> {
+        let mut effects = vec![];
+        self.session.step(self.now, input, &mut effects);
+        effects
+    }
+
+    /// A session with a task of this number.
+    fn with_task(&mut self, n: u32) {
+        self.step(Input::Wanted);
+        let effects = self.step(Input::Leased(claim(n), shard()));
+        assert_eq!(effects, [Effect::Start(claim(n), shard())]);
+    }
+
+    fn applied(&mut self, n: u32, records: u64) -> Vec<Effect> {
+        self.step(Input::Applied { claim: claim(n), records, loss_sum: records as f64 * 0.5 })
+    }
+
+    fn done(&mut self, n: u32) -> Vec<Effect> {
+        self.step(Input::Ended(claim(n), Outcome::Done { records: 9, scores: None }))
+    }
+}
+
+/// The only report among the effects.
+fn report(effects: &[Effect]) -> &Report {
+    match effects {
+        [Effect::Report(report)] => report,
+        other => panic!("one report expected: {other:?}"),
+    }
+}
+
+#[test]
+fn a_task_is_asked_for_when_one_is_wanted_and_not_twice() {
+    let mut rig = Rig::default();
+    assert_eq!(rig.step(Input::Tick), []);
+    assert_eq!(rig.step(Input::Wanted), [Effect::Ask(Duration::ZERO)]);
+    assert_eq!(rig.step(Input::Tick), []);
+    assert_eq!(rig.step(Input::Wait(30 * MS)), [Effect::Ask(30 * MS)]);
+    assert_eq!(rig.step(Input::Wait(Duration::ZERO)), [Effect::Ask(5 * MS)], "never without a pause");
+}
+
+#[test]
+fn one_task_is_leased_ahead_and_no_more() {
+    let mut rig = Rig::default();
+    rig.with_task(0);
+    rig.with_task(1);
+    assert_eq!(rig.step(Input::Wanted), []);
+    let effects = rig.done(0);
+    assert_eq!(effects[0], Effect::Ask(Duration::ZERO));
+    assert_eq!(report(&effects[1..]).claim, claim(0));
+}
+
+#[test]
+fn progress_is_gathered_and_reported_now_and_then() {
+    let mut rig = Rig::default();
+    rig.with_task(0);
+    let first = rig.applied(0, 10);
+    assert_eq!((report(&first).batches, report(&first).records), (1, 10));
+    assert_eq!(rig.step(Input::Reported { held: true }), []);
+    for _ in 0..3 {
+        assert_eq!(rig.applied(0, 10), []);
+    }
+    rig.now = 199 * MS;
+    assert_eq!(rig.step(Input::Tick), []);
+    rig.now = 200 * MS;
+    let second = rig.step(Input::Tick);
+    let Report { batches, records, loss_sum, state, .. } = report(&second).clone();
+    assert_eq!((batches, records, loss_sum, state), (3, 30, 15.0, State::Progress));
+}
+
+#[test]
+fn what_happens_while_a_report_is_under_way_is_in_the_next_one() {
+    let mut rig = Rig::default();
+    rig.with_task(0);
+    rig.applied(0, 10);
+    assert_eq!(rig.applied(0, 20), []);
+    assert_eq!(rig.done(0), [], "one report at a time");
+    let effects = rig.step(Input::Reported { held: true });
+    let last = report(&effects);
+    assert_eq!((last.batches, last.records), (1, 20));
+    assert_eq!(last.state, State::Ended(Outcome::Done { records: 9, scores: None }));
+    assert_eq!(rig.step(Input::Reported { held: true }), []);
+    rig.now = 1000 * MS;
+    assert_eq!(rig.step(Input::Tick), [], "nothing is reported twice");
+}
+
+#[test]
+fn a_lease_that_is_not_believed_is_dropped_at_once() {
+    let mut rig = Rig::default();
+    rig.with_task(0);
+    rig.applied(0, 10);
+    assert_eq!(rig.step(Input::Reported { held: false }), [Effect::Drop(claim(0))]);
+    assert_eq!(rig.applied(0, 10), [], "a batch that landed late is nobody's news");
+    assert_eq!(rig.done(0), []);
+}
+
+#[test]
+fn a_lost_task_is_not_reported() {
+    let mut rig = Rig::default();
+    rig.with_task(0);
+    assert_eq!(rig.step(Input::Ended(claim(0), Outcome::Lost)), []);
+    assert_eq!(rig.step(Input::Wanted), [Effect::Ask(Duration::ZERO)]);
+}
+
+#[test]
+fn bad_records_are_told_with_the_next_report() {
+    let mut rig = Rig::default();
+    rig.with_task(0);
+    let bad = Input::Bad { claim: claim(0), total: 3, examples: vec!["a.csv, line 7: no label".into()] };
+    let effects = rig.step(bad);
+    let told = report(&effects);
+    assert_eq!((told.bad_records, told.bad_examples.len(), told.batches), (3, 1, 0));
+}
+
+#[test]
+fn the_first_reason_for_a_tasks_end_counts_and_failures_slow_the_asking() {
+    let mut rig = Rig::default();
+    let failed = |error: &str| Outcome::Failed { error: error.into(), batch: 2, user_error: true };
+    rig.with_task(0);
+    let effects = rig.step(Input::Ended(claim(0), failed("nan")));
+    assert_eq!(report(&effects).state, State::Ended(failed("nan")));
+    assert_eq!(rig.step(Input::Ended(claim(0), failed("later"))), []);
+    rig.step(Input::Reported { held: true });
+    assert_eq!(rig.step(Input::Wanted), [Effect::Ask(50 * MS)], "not as fast as it can");
+    rig.step(Input::Leased(claim(1), shard()));
+    rig.applied(1, 10);
+    rig.step(Input::Reported { held: true });
+    assert_eq!(rig.step(Input::Wanted), [Effect::Ask(Duration::ZERO)], "a batch done ends the row");
+}
+
+#[test]
+fn a_finished_job_lets_the_worker_leave_after_its_last_report() {
+    let mut rig = Rig::default();
+    rig.with_task(0);
+    rig.step(Input::Wanted);
+    assert_eq!(rig.step(Input::Finished), [], "the task in hand is finished first");
+    report(&rig.done(0));
+    assert_eq!(rig.step(Input::Reported { held: true }), [Effect::EndStages]);
+    assert_eq!(rig.step(Input::StagesEnded), [Effect::Leave]);
+    assert_eq!(rig.step(Input::Tick), []);
+}
+
+#[test]
+fn a_drain_gives_back_what_is_held_with_the_batches_that_still_landed() {
+    let mut rig = Rig::default();
+    rig.with_task(0);
+    rig.with_task(1);
+    assert_eq!(rig.step(Input::Drain), [Effect::EndStages]);
+    assert_eq!(rig.step(Input::Drain), [], "once");
+    report(&rig.applied(0, 10));
+    rig.step(Input::Reported { held: true });
+    rig.applied(0, 10);
+    let effects = rig.step(Input::StagesEnded);
+    let first = report(&effects);
+    assert_eq!((first.claim, &first.state, first.batches), (claim(0), &State::Returned, 1));
+    let effects = rig.step(Input::Reported { held: true });
+    assert_eq!((report(&effects).claim, &report(&effects).state), (claim(1), &State::Returned));
+    assert_eq!(rig.step(Input::Reported { held: true }), [Effect::Leave]);
+}
+
+#[test]
+fn a_lease_that_crosses_the_drain_is_given_back() {
+    let mut rig = Rig::default();
+    rig.step(Input::Wanted);
+    rig.step(Input::Drain);
+    let effects = rig.step(Input::Leased(claim(4), shard()));
+    assert_eq!((report(&effects).claim, &report(&effects).state), (claim(4), &State::Returned));
+}

@@ -1,0 +1,78 @@
+//! What the pipeline asks of the parameter servers, so that it can be tested without any.
+//!
+//! A store waits for servers that are away, as long as it takes: what comes back is an answer of all
+//! partitions, or the reason to let go of the task.
+
+use elasticdl_nn::Gradients;
+use elasticdl_spec::{LeaseId, TaskId};
+use elasticdl_wire::ps::{PullMode, PushHeader};
+
+use crate::dedup::Keys;
+use crate::error::Result;
+
+/// Which lives of the partitions a fence was raised in: the same number, the same incarnations.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Generation(pub u64);
+
+/// What the partitions say to a new lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fence {
+    /// The task is ours.
+    Held {
+        /// The lowest mark: the first batch that some partition lacks. `u64::MAX` for a closed task.
+        mark: u64,
+        /// For the pushes that follow.
+        generation: Generation,
+    },
+    /// A newer lease holds the task.
+    Lost,
+}
+
+/// What became of a push.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pushed {
+    /// Every partition has applied the batch, now or before.
+    Applied,
+    /// A partition came back without batches that it had: fence again and begin at the lowest mark.
+    Redo,
+    /// A newer lease holds the task.
+    Lost,
+}
+
+/// The rows and tensors of one batch; reused, it only grows.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Pulled {
+    /// By table: unique ids × width, in the order of [`Keys::ids`].
+    pub rows: Vec<Vec<f32>>,
+    /// By tensor.
+    pub tensors: Vec<Vec<f32>>,
+    /// By partition: how many pushes it had applied.
+    pub versions: Vec<u64>,
+}
+
+/// One batch's gradients on their way.
+#[derive(Debug, Clone, Copy)]
+pub struct Push<'a> {
+    /// Which batch, and by what right.
+    pub header: PushHeader,
+    /// Of the fence under which it was computed.
+    pub generation: Generation,
+    /// Whose gradients.
+    pub keys: &'a Keys,
+    /// By partition: the version that was pulled.
+    pub versions: &'a [u64],
+    /// The gradients, in the order of the keys and of the model's shape.
+    pub gradients: &'a Gradients,
+}
+
+/// The parameter servers, as one thread of a worker sees them.
+pub trait Store: Send {
+    /// Raises the fence of a task in every partition and asks for its marks.
+    fn fence(&mut self, task: TaskId, lease: LeaseId) -> Result<Fence>;
+
+    /// Rows of the keys, and the tensors where the mode asks for them.
+    fn pull(&mut self, keys: &Keys, mode: PullMode, into: &mut Pulled) -> Result<()>;
+
+    /// Pushes to every partition; a partition that the batch does not touch moves its mark all the same.
+    fn push(&mut self, push: &Push<'_>) -> Result<Pushed>;
+}

@@ -1,0 +1,67 @@
+//! A leased task while this worker holds it, as all of its stages see it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use elasticdl_spec::{LeaseId, Purpose, Shard, TaskId};
+
+/// A task and the lease under which it is worked on: the same task may come back under another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Claim {
+    /// The task.
+    pub task: TaskId,
+    /// The lease.
+    pub lease: LeaseId,
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} under lease {}", self.task, self.lease)
+    }
+}
+
+/// A leased task on its way through the stages.
+///
+/// Stages do not talk to each other about a task that ends early. Whoever learns of it says so here, and
+/// the others let go of its batches when they meet them.
+#[derive(Debug)]
+pub struct LeasedTask {
+    /// Which task, by what right.
+    pub claim: Claim,
+    /// Its records.
+    pub shard: Shard,
+    attempt: AtomicU64,
+    dropped: AtomicBool,
+}
+
+impl LeasedTask {
+    /// A task that was just leased.
+    pub fn new(claim: Claim, shard: Shard) -> Self {
+        LeasedTask { claim, shard, attempt: AtomicU64::new(0), dropped: AtomicBool::new(false) }
+    }
+
+    /// Whether it trains or evaluates.
+    pub fn purpose(&self) -> Purpose {
+        self.claim.task.purpose
+    }
+
+    /// Nothing of it is to be read, pulled, computed or pushed any more.
+    pub fn drop_all(&self) {
+        self.dropped.store(true, Ordering::Release);
+    }
+
+    /// Nothing of the present attempt counts any more: it begins again at its marks.
+    pub fn begin_again(&self) {
+        self.attempt.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The present attempt, from 0.
+    pub fn attempt(&self) -> u64 {
+        self.attempt.load(Ordering::Acquire)
+    }
+
+    /// Whether work of this attempt is still wanted.
+    pub fn wants(&self, attempt: u64) -> bool {
+        !self.dropped.load(Ordering::Acquire) && self.attempt() == attempt
+    }
+}

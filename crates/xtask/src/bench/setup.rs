@@ -1,0 +1,156 @@
+//! What a run needs: the release binary, the peers' virtual environment, the data. Made once, then cached.
+//!
+//! The cache is `$ELASTICDL_CACHE`, or `~/.cache/elasticdl`.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+
+use super::systems::System;
+use super::{Source, TrainBench};
+
+/// Raise it when the synthetic data changes, so that cached files are not used any more.
+const DATA_VERSION: u32 = 1;
+
+/// Everything that is ready before the first measurement.
+#[derive(Debug)]
+pub struct Setup {
+    /// The workspace.
+    pub root: PathBuf,
+    /// `target/release/elasticdl`
+    pub binary: PathBuf,
+    /// The Python that has the peers' packages; `None` where no peer is run.
+    pub python: Option<PathBuf>,
+    /// Compute threads of every system.
+    pub threads: u32,
+    /// Put before every command: keeps a system to as many cores as it has threads.
+    pub pin: Vec<OsString>,
+    text_data: PathBuf,
+    parquet_data: PathBuf,
+}
+
+impl Setup {
+    /// Builds, installs and generates what is not there yet.
+    pub fn prepare(options: &TrainBench, systems: &[System]) -> Result<Setup> {
+        let root = workspace_root()?;
+        let cache = cache_directory()?;
+        let binary = release_binary(&root)?;
+        let peers = systems.iter().any(|&system| system != System::Ours);
+        let python = if peers { Some(peers_python(&root, &cache)?) } else { None };
+        let data = |format| synthetic_data(&binary, &cache, options, format);
+        let (text_data, parquet_data) = (data("tsv")?, data("parquet")?);
+        let pin = pin(options.threads);
+        Ok(Setup { root, binary, python, threads: options.threads, pin, text_data, parquet_data })
+    }
+
+    /// The files of a case, as a glob.
+    pub fn data(&self, source: Source) -> PathBuf {
+        match source {
+            Source::Csv => self.text_data.join("train-*.tsv"),
+            Source::Parquet | Source::Memory => self.parquet_data.join("train-*.parquet"),
+        }
+    }
+
+    /// A command that runs on no more cores than it has threads.
+    pub fn pinned(&self, program: &Path) -> Command {
+        match self.pin.split_first() {
+            Some((first, rest)) => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(program);
+                command
+            }
+            None => Command::new(program),
+        }
+    }
+}
+
+/// Cargo says where this crate is; the workspace is two levels above.
+fn workspace_root() -> Result<PathBuf> {
+    let manifest =
+        env::var_os("CARGO_MANIFEST_DIR").context("find the workspace: run this as `cargo xtask`")?;
+    let root = Path::new(&manifest).ancestors().nth(2).context("the workspace is two levels above xtask")?;
+    Ok(root.to_path_buf())
+}
+
+fn cache_directory() -> Result<PathBuf> {
+    let cache = match (env::var_os("ELASTICDL_CACHE"), env::var_os("HOME")) {
+        (Some(cache), _) if !cache.is_empty() => PathBuf::from(cache),
+        (_, Some(home)) => Path::new(&home).join(".cache/elasticdl"),
+        _ => anyhow::bail!("find a place for the cache: neither ELASTICDL_CACHE nor HOME is set"),
+    };
+    fs::create_dir_all(&cache).with_context(|| format!("create the cache {}", cache.display()))?;
+    // Commands run in directories of their own, so the path must not depend on this one.
+    cache.canonicalize().with_context(|| format!("resolve the cache {}", cache.display()))
+}
+
+fn release_binary(root: &Path) -> Result<PathBuf> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.current_dir(root).args(["build", "--release", "--package", "elasticdl-cli"]);
+    succeed(build.stdout(Stdio::null()), "build the release binary")?;
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir));
+    let binary = target.join("release/elasticdl");
+    ensure!(binary.is_file(), "the build left no {}", binary.display());
+    Ok(binary)
+}
+
+/// `benches/peers/setup.sh` installs what is missing and prints the interpreter's path as its last line.
+fn peers_python(root: &Path, cache: &Path) -> Result<PathBuf> {
+    eprintln!("installing the peers (TensorFlow, PyTorch), unless they are there");
+    let output = Command::new("bash")
+        .arg(root.join("benches/peers/setup.sh"))
+        .arg(cache.join("peers"))
+        .stderr(Stdio::inherit())
+        .output()
+        .context("run benches/peers/setup.sh")?;
+    ensure!(output.status.success(), "benches/peers/setup.sh failed: {}", output.status);
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let path = printed.lines().last().context("benches/peers/setup.sh printed no path")?;
+    Ok(PathBuf::from(path))
+}
+
+/// Generates into a neighbouring directory and renames it, so that a broken run leaves nothing half done.
+fn synthetic_data(binary: &Path, cache: &Path, options: &TrainBench, format: &str) -> Result<PathBuf> {
+    let done = cache.join(format!("bench/criteo-v{DATA_VERSION}-{}-{format}", options.rows));
+    if options.fresh_data && done.exists() {
+        fs::remove_dir_all(&done).with_context(|| format!("remove {}", done.display()))?;
+    }
+    if done.exists() {
+        return Ok(done);
+    }
+    eprintln!("making {} records as {format} in {}", options.rows, done.display());
+    let partial = done.with_extension("partial");
+    if partial.exists() {
+        fs::remove_dir_all(&partial).with_context(|| format!("remove {}", partial.display()))?;
+    }
+    fs::create_dir_all(&partial).with_context(|| format!("create {}", partial.display()))?;
+    let mut synth = Command::new(binary);
+    synth.args(["data", "synth", "criteo", "--rows", &options.rows.to_string(), "--format", format, "--out"]);
+    succeed(synth.arg(&partial).stdout(Stdio::null()), "make the data")?;
+    fs::rename(&partial, &done).with_context(|| format!("rename {}", partial.display()))?;
+    Ok(done)
+}
+
+/// Nothing where the machine has no more cores than asked for.
+fn pin(threads: u32) -> Vec<OsString> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    if cores <= threads as usize {
+        return Vec::new();
+    }
+    if Command::new("taskset").arg("--version").stdout(Stdio::null()).status().is_err() {
+        eprintln!("warning: no taskset here, so systems may use more than {threads} of {cores} cores");
+        return Vec::new();
+    }
+    ["taskset".into(), "--cpu-list".into(), format!("0-{}", threads - 1).into()].into()
+}
+
+fn succeed(command: &mut Command, what: &str) -> Result<()> {
+    let status = command.status().with_context(|| format!("{what}: start {:?}", command.get_program()))?;
+    ensure!(status.success(), "{what}: {:?} failed: {status}", command.get_program());
+    Ok(())
+}
