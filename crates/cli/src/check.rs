@@ -20,11 +20,20 @@ use crate::{data, print};
 /// With less room than this a disk counts as full: a small model's checkpoint would not fit.
 const FREE_BYTES_MIN: u64 = 64 << 20;
 
+/// What is done about training data that is not there, where the job has `data.synth_rows`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Missing {
+    /// It is made.
+    Make,
+    /// It is an error: a job that goes on needs the data it began with.
+    Refuse,
+}
+
 /// Looks at everything that a job needs; the current directory is the job's.
-pub fn check(dir: &JobDir, record: &Record) -> Result<(), Problems> {
+pub fn check(dir: &JobDir, record: &Record, missing: Missing) -> Result<(), Problems> {
     let job = &record.job;
     let mut problems = places(dir, record);
-    if problems.is_empty() {
+    if problems.is_empty() && missing == Missing::Make {
         problems.extend(data::make_missing(&job.data, job.train.seed).err());
     }
     if !problems.is_empty() && job.data.synth_rows.is_some() {
@@ -71,11 +80,14 @@ fn files(data: &DataSpec, place: &str, patterns: &[String], problems: &mut Vec<P
     let files = match discover(patterns, data.format) {
         Ok(files) => files,
         Err(error) => {
-            let hint = match (&error, data.layout.name.as_str()) {
-                (elasticdl_data::Error::NoMatch { .. }, "criteo") => {
+            let hint = match (&error, data.layout.name.as_str(), place) {
+                (elasticdl_data::Error::NoMatch { .. }, "criteo", "spec.data.train") => {
                     Some("check the path, or set data.synth_rows to have synthetic data made there")
                 }
-                (elasticdl_data::Error::NoMatch { .. }, _) => Some("check the path; it starts at the current directory"),
+                (elasticdl_data::Error::NoMatch { .. }, ..) => {
+                    Some("check the path; it starts at the current directory")
+                }
+                (elasticdl_data::Error::File { .. }, ..) => Some("leave it out, or mend it"),
                 _ => None,
             };
             problems.push(problem(place, chain(&error), hint.map(Into::into)));
@@ -92,7 +104,11 @@ fn files(data: &DataSpec, place: &str, patterns: &[String], problems: &mut Vec<P
 }
 
 /// Reads a file's first record: a wrong layout shows there.
-fn first_record(file: &DataFile, layout: &Arc<Layout>, data: &DataSpec) -> Result<(), (String, Option<String>)> {
+fn first_record(
+    file: &DataFile,
+    layout: &Arc<Layout>,
+    data: &DataSpec,
+) -> Result<(), (String, Option<String>)> {
     let told = |error: elasticdl_data::Error| (chain(&error), None);
     elasticdl_data::check(file, layout).map_err(told)?;
     let path = file.path.clone();
@@ -115,7 +131,10 @@ fn first_record(file: &DataFile, layout: &Arc<Layout>, data: &DataSpec) -> Resul
     match first {
         None => Err((format!("{} holds no records", file.path), Some("leave it out, or fill it".into()))),
         Some((_, _, bad)) if data.bad_records_max == 0 && !bad.is_empty() => {
-            let hint = format!("is data.layout: {} right for this file? `elasticdl data head` shows it", layout.name);
+            let hint = format!(
+                "is data.layout: {} right for this file? `elasticdl data head` shows it",
+                layout.name
+            );
             Err((bad[0].to_string(), Some(hint)))
         }
         Some(_) => Ok(()),
@@ -138,7 +157,9 @@ fn writable(place: &str, dir: &Path) -> Result<(), Problem> {
     let shown = dir.display();
     let hint = || Some("name a directory that you can write to".to_string());
     probe(dir).map_err(|e| match e.kind() {
-        io::ErrorKind::StorageFull => problem(place, format!("{shown}: the disk is full"), Some("free some space".into())),
+        io::ErrorKind::StorageFull => {
+            problem(place, format!("{shown}: the disk is full"), Some("free some space".into()))
+        }
         _ => problem(place, format!("cannot write to {shown}: {e}"), hint()),
     })?;
     let room = rustix::fs::statvfs(dir).map(|fs| fs.f_bavail.saturating_mul(fs.f_frsize));

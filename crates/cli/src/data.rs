@@ -5,8 +5,8 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use elasticdl_data::synth::{self, SynthFormat, SynthOptions, Truth};
 use elasticdl_data::discover;
+use elasticdl_data::synth::{self, SynthFormat, SynthOptions, Truth};
 use elasticdl_spec::job::{DataSpec, Format};
 use elasticdl_spec::resolve::Problem;
 use serde_json::json;
@@ -66,7 +66,10 @@ fn truth_text(truth: &Truth, out: &Path) -> String {
         100.0 * truth.train.positive
     )];
     if let Some(test) = &truth.test {
-        lines.push(format!("{} records to judge by; no model can do better on them than", print::count(test.rows)));
+        lines.push(format!(
+            "{} records to judge by; no model can do better on them than",
+            print::count(test.rows)
+        ));
         lines.push(format!("  logloss  {:.5}", test.best_logloss));
         lines.push(format!("  AUC      {:.5}", test.best_auc));
     }
@@ -75,7 +78,8 @@ fn truth_text(truth: &Truth, out: &Path) -> String {
 
 /// Makes a job's training data where it asks for that and there is none.
 pub fn make_missing(data: &DataSpec, seed: u64) -> Result<(), Problem> {
-    let (Some(rows), Err(elasticdl_data::Error::NoMatch { .. })) = (data.synth_rows, discover(&data.train, data.format))
+    let (Some(rows), Err(elasticdl_data::Error::NoMatch { .. })) =
+        (data.synth_rows, discover(&data.train, data.format))
     else {
         return Ok(());
     };
@@ -90,7 +94,8 @@ pub fn make_missing(data: &DataSpec, seed: u64) -> Result<(), Problem> {
     if out.to_string_lossy().contains(['*', '?', '[']) {
         return Err(problem(format!("{pattern} does not say in which directory data is to be made"), hint));
     }
-    let parquet = data.format == Some(Format::Parquet) || (data.format.is_none() && pattern.ends_with(".parquet"));
+    let parquet =
+        data.format == Some(Format::Parquet) || (data.format.is_none() && pattern.ends_with(".parquet"));
     let format = if parquet { SynthFormat::Parquet } else { SynthFormat::Tsv };
     let test_rows = test_rows(rows);
     let shown = if out.as_os_str().is_empty() { ".".into() } else { out.display().to_string() };
@@ -98,7 +103,8 @@ pub fn make_missing(data: &DataSpec, seed: u64) -> Result<(), Problem> {
     print::note(&format!("{pattern} matches nothing: making {train} + {test} synthetic records in {shown}"));
     let out = if out.as_os_str().is_empty() { PathBuf::from(".") } else { out };
     let options = SynthOptions { rows, test_rows, files: FILES, seed, out, format, threads: threads() };
-    let truth = make(&options).map_err(|e| problem(format!("making data in {shown}: {:#}", anyhow::Error::from(e)), hint))?;
+    let truth = make(&options)
+        .map_err(|e| problem(format!("making data in {shown}: {:#}", anyhow::Error::from(e)), hint))?;
     if let Err(error) = discover(&data.train, data.format) {
         return Err(problem(format!("data was made in {shown}, and yet {error}"), hint));
     }

@@ -39,7 +39,11 @@ pub fn evaluate(args: &Evaluate) -> anyhow::Result<Exit> {
     let mut lines = vec![format!("logloss      {logloss:.5}")];
     lines.extend(best.map(|best| format!("  at best    {:.5}", best.logloss)));
     // Without both kinds of labels there is nothing to rank.
-    lines.push(scores.auc().map_or("AUC          none: all labels are the same".into(), |auc| format!("AUC          {auc:.5}")));
+    lines.push(
+        scores.auc().map_or("AUC          none: all labels are the same".into(), |auc| {
+            format!("AUC          {auc:.5}")
+        }),
+    );
     lines.extend(best.map(|best| format!("  at best    {:.5}", best.auc)));
     lines.extend(scores.calibration().map(|ratio| format!("calibration  {ratio:.4}")));
     lines.push(format!("records      {}", print::count(scores.records())));

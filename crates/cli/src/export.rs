@@ -52,7 +52,10 @@ pub fn command(args: &args::Export) -> anyhow::Result<Exit> {
     let (rows, bytes) = (facts["rows"].as_u64().unwrap_or(0), facts["bytes"].as_u64().unwrap_or(0));
     let (shown, rows, bytes) = (args.out.display(), print::count(rows), print::bytes(bytes));
     let trained = print::count(exported.manifest.records);
-    print::note(&format!("{shown}: checkpoint {}, {trained} records, {rows} rows, {bytes}", exported.manifest.checkpoint));
+    print::note(&format!(
+        "{shown}: checkpoint {}, {trained} records, {rows} rows, {bytes}",
+        exported.manifest.checkpoint
+    ));
     Ok(Exit::Done)
 }
 
@@ -60,7 +63,8 @@ pub fn command(args: &args::Export) -> anyhow::Result<Exit> {
 pub fn export(dir: &JobDir, job: &JobSpec, checkpoint: &Path, out: &Path) -> anyhow::Result<Exported> {
     let committed = committed(checkpoint)?;
     let reader = Reader::open(checkpoint)?;
-    let sums: Vec<Sum> = committed.partitions.values().map(|f| Sum { bytes: f.bytes, crc32: f.crc32 }).collect();
+    let sums: Vec<Sum> =
+        committed.partitions.values().map(|f| Sum { bytes: f.bytes, crc32: f.crc32 }).collect();
     if sums.len() != reader.heads().len() {
         let (said, found) = (sums.len(), reader.heads().len());
         return Err(Fault::user(format!("{}: {found} of {said} partitions", checkpoint.display())).into());
@@ -68,7 +72,8 @@ pub fn export(dir: &JobDir, job: &JobSpec, checkpoint: &Path, out: &Path) -> any
     reader.verify(&sums)?;
     fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
     let unfinished = out.join(format!(".{WEIGHTS}.unfinished"));
-    let sum = write_weights(&reader, &unfinished).with_context(|| format!("writing {}", unfinished.display()))?;
+    let sum =
+        write_weights(&reader, &unfinished).with_context(|| format!("writing {}", unfinished.display()))?;
     let judged = judged(dir, &committed);
     let tables = reader.shape().tables.iter().enumerate();
     let manifest = Manifest {
@@ -85,7 +90,8 @@ pub fn export(dir: &JobDir, job: &JobSpec, checkpoint: &Path, out: &Path) -> any
         rows: tables.map(|(i, table)| (table.name.clone(), reader.rows(i))).collect(),
         files: BTreeMap::from([(WEIGHTS.to_string(), sum)]),
     };
-    put_in_place(out, &unfinished, &manifest).with_context(|| format!("writing the model to {}", out.display()))?;
+    put_in_place(out, &unfinished, &manifest)
+        .with_context(|| format!("writing the model to {}", out.display()))?;
     Ok(Exported { out: out.into(), manifest })
 }
 
@@ -109,7 +115,9 @@ fn write_weights(reader: &Reader, path: &Path) -> anyhow::Result<FileSum> {
     let mut writer = Writer::create(path, tensors)?;
     for wanted in &shape.tables {
         reader.visit(|piece| match piece {
-            Piece::Rows { table, ids, .. } if table.name == wanted.name => put(&mut writer, bytemuck::cast_slice(ids)),
+            Piece::Rows { table, ids, .. } if table.name == wanted.name => {
+                put(&mut writer, bytemuck::cast_slice(ids))
+            }
             _ => Ok(()),
         })?;
         reader.visit(|piece| match piece {

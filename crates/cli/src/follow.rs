@@ -2,6 +2,8 @@
 
 #![expect(clippy::disallowed_methods, reason = "an edge: it polls, waits and reads the clock")]
 
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
 use std::process::ExitStatus;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,9 +19,9 @@ use tokio::task::spawn_blocking;
 use crate::client::Client;
 use crate::fault::Exit;
 use crate::home::{JobDir, last_lines};
+use crate::print;
 use crate::submit::Started;
 use crate::view::{View, summary};
-use crate::print;
 
 /// What the pollers bring.
 enum News {
@@ -34,8 +36,9 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// Follows a job that this process started.
 pub async fn follow(started: Started, mut view: View) -> anyhow::Result<Exit> {
-    let Started { dir, mut child, leash: _leash, client, .. } = started;
-    let mut job = Followed::new(dir, client, &view)?;
+    let Started { dir, mut child, leash: _leash, client, events_before, .. } = started;
+    let mut job = Followed::new(dir, client, &view, 0)?;
+    job.events_before = events_before;
     let mut interrupts = signal(SignalKind::interrupt()).context("listening for Ctrl-C")?;
     let mut terms = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
     let died = loop {
@@ -59,7 +62,11 @@ pub async fn follow(started: Started, mut view: View) -> anyhow::Result<Exit> {
 
 /// Watches a job that runs elsewhere; Ctrl-C leaves it alone.
 pub async fn watch(dir: JobDir, client: Client, mut view: View) -> anyhow::Result<Exit> {
-    let mut job = Followed::new(dir, client, &view)?;
+    // What happened before is in the status; the view begins with what happens from now on.
+    let events_before = fs::metadata(dir.events()).map_or(0, |file| file.len());
+    let seen = client.events(0)?.last().map_or(0, |event| event.seq);
+    let mut job = Followed::new(dir, client, &view, seen)?;
+    job.events_before = events_before;
     let mut interrupts = signal(SignalKind::interrupt()).context("listening for Ctrl-C")?;
     let mut looks = tokio::time::interval(Duration::from_secs(1));
     loop {
@@ -88,14 +95,17 @@ struct Followed {
     began: Instant,
     interrupts: u32,
     last_seq: u64,
+    /// Length of the events file before this run: numbers begin anew with each.
+    events_before: u64,
     last_status: Option<Status>,
     finished: Option<Event>,
 }
 
 impl Followed {
-    fn new(dir: JobDir, client: Client, view: &View) -> anyhow::Result<Self> {
+    /// A job whose events after number `seen` are of interest.
+    fn new(dir: JobDir, client: Client, view: &View, seen: u64) -> anyhow::Result<Self> {
         let (sender, news) = mpsc::unbounded_channel();
-        poll_events(client.clone(), sender.clone())?;
+        poll_events(client.clone(), seen, sender.clone())?;
         if let Some(pace) = view.pace() {
             poll_status(client.clone(), pace, sender)?;
         }
@@ -108,7 +118,8 @@ impl Followed {
             news,
             began,
             interrupts: 0,
-            last_seq: 0,
+            last_seq: seen,
+            events_before: 0,
             last_status: None,
             finished: None,
         })
@@ -130,6 +141,11 @@ impl Followed {
     }
 
     fn event(&mut self, event: Event, view: &mut View) -> anyhow::Result<()> {
+        // What processes still do when the job is over is of no interest, and `finished` is promised to
+        // be the last event.
+        if self.finished.is_some() {
+            return Ok(());
+        }
         self.last_seq = event.seq;
         view.event(&event)?;
         if event.event == "finished" {
@@ -182,11 +198,15 @@ impl Followed {
         match outcome {
             "done" => Ok(Exit::Done),
             "stopped" => {
-                print::note(&format!("hint: `elasticdl resume {}` goes on from the last checkpoint", self.name));
+                print::note(&format!(
+                    "hint: `elasticdl resume {}` goes on from the last checkpoint",
+                    self.name
+                ));
                 Ok(Exit::Done)
             }
             _ => {
-                let error = finished.fields.get("error").and_then(Value::as_str).unwrap_or("it does not say why");
+                let error =
+                    finished.fields.get("error").and_then(Value::as_str).unwrap_or("it does not say why");
                 print::note(&format!("error: job {:?} failed: {error}", self.name));
                 print::note(&format!("hint: `elasticdl logs {}` shows what its processes wrote", self.name));
                 Ok(Exit::Job)
@@ -196,11 +216,13 @@ impl Followed {
 
     /// Events that the master wrote and nobody fetched before it left.
     fn unseen(&self) -> Vec<Event> {
-        if self.finished.is_some() {
-            return Vec::new();
+        let mut text = Vec::new();
+        if let Ok(mut file) = File::open(self.dir.events()) {
+            // What cannot be read was not written; the process's exit tells the rest.
+            let _ = file.seek(SeekFrom::Start(self.events_before)).and_then(|_| file.read_to_end(&mut text));
         }
-        let lines = last_lines(&self.dir.events(), 1000).unwrap_or_default();
-        let events = lines.iter().filter_map(|line| serde_json::from_str::<Event>(line).ok());
+        let lines = text.split(|byte| *byte == b'\n');
+        let events = lines.filter_map(|line| serde_json::from_slice::<Event>(line).ok());
         events.filter(|event| event.seq > self.last_seq).collect()
     }
 
@@ -230,8 +252,7 @@ async fn leave(child: &mut Child) -> Option<ExitStatus> {
 }
 
 /// Asks for events, one call after the other, until nobody listens.
-fn poll_events(client: Client, sender: mpsc::UnboundedSender<News>) -> anyhow::Result<()> {
-    let mut after = 0;
+fn poll_events(client: Client, mut after: u64, sender: mpsc::UnboundedSender<News>) -> anyhow::Result<()> {
     let poll = move || {
         loop {
             match client.events(after) {

@@ -65,7 +65,11 @@ impl Job {
     pub fn open(args: &ModelAndData, bad: Bad) -> anyhow::Result<Job> {
         let trained = Trained::open(&args.model)?;
         let format = args.format.map(args::Format::to_spec);
-        let files = discover(&args.data, format)?;
+        // File by file, so that they stay in the order in which the person named them.
+        let mut files = Vec::new();
+        for pattern in &args.data {
+            files.extend(discover(std::slice::from_ref(pattern), format)?);
+        }
         let layout = Arc::new(trained.manifest.layout.clone());
         let cores = || thread::available_parallelism().map_or(1, NonZero::get);
         let threads = args.threads.unwrap_or_else(cores).max(1);
@@ -219,7 +223,8 @@ impl<'a> Scorer<'a> {
         let (numeric, categorical) = (manifest.layout.numeric.len(), manifest.layout.categorical.len());
         let mut model = elasticdl_nn::build(&manifest.model, numeric, categorical)?;
         if *model.shape() != manifest.shape {
-            let what = format!("this program's {} has other tensors than the exported one", manifest.model.zoo);
+            let what =
+                format!("this program's {} has other tensors than the exported one", manifest.model.zoo);
             return Err(Fault::user(what).hint("use the version that exported it, or train it again").into());
         }
         let tensors: Vec<&[f32]> = trained.tensors.iter().map(Vec::as_slice).collect();

@@ -91,7 +91,9 @@ fn running(name: &str) -> anyhow::Result<(JobDir, Client)> {
     let dir = Home::find()?.existing(name)?;
     if dir.holder().is_none() {
         let what = format!("job {name:?} is not running");
-        let hint = format!("`elasticdl status {name}` tells how it ended, `elasticdl resume {name}` goes on with it");
+        let hint = format!(
+            "`elasticdl status {name}` tells how it ended, `elasticdl resume {name}` goes on with it"
+        );
         return Err(Fault::user(what).hint(hint).into());
     }
     let client = Client::of(&dir)?;
@@ -147,20 +149,23 @@ pub fn scale(args: &args::Scale) -> anyhow::Result<Exit> {
 /// `stop`: asks, and waits until it is over.
 pub fn stop(args: &args::Stop) -> anyhow::Result<Exit> {
     let (dir, client) = running(&args.job)?;
+    let leader = dir.holder();
     client.stop(StopRequest { now: args.now }).map_err(|e| {
         let pid = dir.master().map_or("its process".into(), |at| format!("process {}", at.pid));
         e.context(format!("stopping {:?}; as a last resort, end {pid} with kill", args.job))
     })?;
     let began = Instant::now();
     let mut told = false;
-    while dir.holder().is_some() {
+    // Somebody else may lead it a moment later: a resume that waited for just this.
+    while leader.is_some() && dir.holder() == leader {
         if !told && began.elapsed() > Duration::from_secs(1) && !args.now {
             print::note("waiting for the checkpoint …");
             told = true;
         }
         thread::sleep(Duration::from_millis(50));
     }
-    let outcome = dir.last_event("finished").and_then(|e| Some(e.fields.get("outcome")?.as_str()?.to_string()));
+    let outcome =
+        dir.last_event("finished").and_then(|e| Some(e.fields.get("outcome")?.as_str()?.to_string()));
     let outcome = outcome.unwrap_or_else(|| "gone".into());
     print::note(&format!("{}: {outcome}", args.job));
     if outcome == "stopped" {

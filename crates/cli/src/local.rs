@@ -45,7 +45,11 @@ impl Local {
     fn spawn(&self, role: Role, id: u32) -> io::Result<Child> {
         let log = append(&self.dir.log(&name(role, id)))?;
         let mut command = Command::new(&self.program);
-        command.arg(subcommand(role)).args(["--master", &self.master]).arg("--token-file").arg(self.dir.token());
+        command
+            .arg(subcommand(role))
+            .args(["--master", &self.master])
+            .arg("--token-file")
+            .arg(self.dir.token());
         command.args(["--id", &id.to_string()]);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()
     }
@@ -64,7 +68,10 @@ impl Launcher for Local {
         let pid = child.id();
         // Nobody waits for the child yet, so that its id is still its own.
         let handle = process(pid).ok_or(io::ErrorKind::NotFound)?;
-        self.alive.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, pidfd_open(handle, PidfdFlags::empty())?);
+        self.alive
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(pid, pidfd_open(handle, PidfdFlags::empty())?);
         let alive = self.alive.clone();
         let (exits, log) = (self.exits.clone(), self.dir.log(&name(role, id)));
         let wait = move || {

@@ -55,7 +55,10 @@ impl Lock {
         }
         let holder = Holder { job: job.into(), pid: std::process::id() };
         let text = serde_json::to_string(&holder).expect("a name and a number are JSON");
-        file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(text.as_bytes())).map_err(Refused::Io)?;
+        file.set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| file.write_all(text.as_bytes()))
+            .map_err(Refused::Io)?;
         Ok(Lock { _file: file })
     }
 }

@@ -49,7 +49,8 @@ fn chosen(dir: &JobDir, args: &Logs) -> anyhow::Result<Vec<String>> {
         return Ok(vec![wanted.clone()]);
     }
     let what = format!("job {:?} has no process {wanted:?} with a log", args.job);
-    let there = if all.is_empty() { "there are none yet".into() } else { format!("there are {}", all.join(", ")) };
+    let there =
+        if all.is_empty() { "there are none yet".into() } else { format!("there are {}", all.join(", ")) };
     Err(Fault::user(what).hint(there).into())
 }
 
@@ -78,7 +79,9 @@ fn grow(dir: &JobDir, args: &Logs, mut places: BTreeMap<String, u64>) -> anyhow:
         };
         for process in processes {
             let place = places.entry(process.clone()).or_default();
-            for line in new_lines(dir, &process, place).with_context(|| format!("reading the log of {process}"))? {
+            for line in
+                new_lines(dir, &process, place).with_context(|| format!("reading the log of {process}"))?
+            {
                 print::line(&tagged(&process, &line, args.process.is_none()))?;
             }
         }

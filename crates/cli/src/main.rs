@@ -116,6 +116,10 @@ fn explain_panics() {
         default(info);
         let mut err = std::io::stderr().lock();
         let _ = writeln!(err, "error: this is a bug in elasticdl {}", env!("CARGO_PKG_VERSION"));
-        let _ = writeln!(err, "hint: please report it with the lines above: {}/issues", env!("CARGO_PKG_REPOSITORY"));
+        let _ = writeln!(
+            err,
+            "hint: please report it with the lines above: {}/issues",
+            env!("CARGO_PKG_REPOSITORY")
+        );
     }));
 }

@@ -195,8 +195,9 @@ pub fn manifest(dir: &Path) -> anyhow::Result<Manifest> {
             .because(e)
             .hint("`elasticdl export JOB --out DIR` writes one, and so does a job with an output")
     })?;
-    let manifest: Manifest = serde_json::from_slice(&text)
-        .map_err(|e| Fault::user(format!("{} is damaged", path.display())).because(e).hint("export the model again"))?;
+    let manifest: Manifest = serde_json::from_slice(&text).map_err(|e| {
+        Fault::user(format!("{} is damaged", path.display())).because(e).hint("export the model again")
+    })?;
     if manifest.format != FORMAT {
         let what = format!("{} has format {}, this program reads {FORMAT}", path.display(), manifest.format);
         return Err(Fault::user(what).hint("export the model again").into());
@@ -280,7 +281,9 @@ fn assemble(manifest: Manifest, mut read: BTreeMap<String, (Vec<usize>, Values)>
     for (table, weights) in shape.tables.iter().zip(weights) {
         let rows = weights.len() / table.width();
         match read.remove(&format!("{}.ids", table.name)) {
-            Some((_, Values::Ids(ids))) if ids.len() == rows => tables.push(Rows::new(ids, weights, table.width())),
+            Some((_, Values::Ids(ids))) if ids.len() == rows => {
+                tables.push(Rows::new(ids, weights, table.width()))
+            }
             _ => anyhow::bail!("the ids of table {} are missing or not {rows}", table.name),
         }
     }

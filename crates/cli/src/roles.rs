@@ -80,7 +80,9 @@ fn locks(dir: &JobDir, record: &Record) -> anyhow::Result<[Lock; 2]> {
 async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(listen).await.map_err(|e| {
         let hint = match e.kind() {
-            io::ErrorKind::AddrInUse => "another process listens there: use another port, or none for a free one",
+            io::ErrorKind::AddrInUse => {
+                "another process listens there: use another port, or none for a free one"
+            }
             _ => "use an address of this machine, such as 127.0.0.1:0",
         };
         Fault::user(format!("the master cannot listen at {listen}")).because(e).hint(hint).into()
@@ -131,7 +133,12 @@ fn stop_on_silence(stops: mpsc::UnboundedSender<StopRequest>) -> anyhow::Result<
 /// `ps`: holds partitions until the master says that it may leave.
 pub async fn ps(args: Member) -> anyhow::Result<Exit> {
     let token = Token::read(&args.token_file)?;
-    let config = elasticdl_ps::Config { master: args.master, token, id: ServerId(args.id), listen: args.listen.to_string() };
+    let config = elasticdl_ps::Config {
+        master: args.master,
+        token,
+        id: ServerId(args.id),
+        listen: args.listen.to_string(),
+    };
     elasticdl_ps::run(config).await?;
     Ok(Exit::Done)
 }

@@ -17,7 +17,9 @@ const OTHER_VARIABLES: [&str; 2] = ["ELASTICDL_HOME", "ELASTICDL_LOG"];
 pub fn load(job: &JobFile) -> anyhow::Result<Resolved> {
     let path = job.file.display();
     let text = fs::read_to_string(&job.file).map_err(|e| {
-        Fault::user(format!("cannot read the job file {path}")).because(e).hint("examples/ has some to start from")
+        Fault::user(format!("cannot read the job file {path}"))
+            .because(e)
+            .hint("examples/ has some to start from")
     })?;
     let environment: Vec<(String, String)> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -73,7 +75,8 @@ fn as_table(resolved: &Resolved) -> String {
     let paths = width(|(path, _, _)| path.chars().count());
     // A long list of columns would push the last column off the screen of all others.
     let values = width(|(_, value, _)| value.chars().count()).min(40);
-    let line = |(path, value, source): &(&str, String, String)| format!("{path:paths$}  {value:values$}  {source}");
+    let line =
+        |(path, value, source): &(&str, String, String)| format!("{path:paths$}  {value:values$}  {source}");
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 

@@ -39,6 +39,8 @@ pub struct Started {
     pub leash: Option<ChildStdin>,
     /// Where it is.
     pub at: MasterAt,
+    /// Length of the job's events file before this master wrote to it.
+    pub events_before: u64,
     /// For calls to it.
     pub client: Client,
 }
@@ -68,7 +70,9 @@ impl Claim {
         let dir = home.job(&job.name);
         dir.create().map_err(|e| {
             let hint = "set ELASTICDL_HOME to a directory you can write to";
-            Fault::user(format!("cannot make the job's directory {}", dir.path().display())).because(e).hint(hint)
+            Fault::user(format!("cannot make the job's directory {}", dir.path().display()))
+                .because(e)
+                .hint(hint)
         })?;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let cwd = std::env::current_dir().context("finding the current directory")?;
@@ -86,7 +90,9 @@ impl Claim {
         let name = record.job.name.clone();
         let starting = match Lock::take(&dir.starting_lock(), &name) {
             Ok(lock) => lock,
-            Err(Refused::Held(holder)) => return Err(running(&name, holder.as_ref(), "is being started").into()),
+            Err(Refused::Held(holder)) => {
+                return Err(running(&name, holder.as_ref(), "is being started").into());
+            }
             Err(Refused::Io(e)) => {
                 return Err(e).with_context(|| format!("locking {}", dir.starting_lock().display()));
             }
@@ -130,7 +136,8 @@ impl Claim {
         if self.record.job.checkpoint.dir.is_none() {
             let old = self.dir.path().join("checkpoint.old");
             remove(&old, |path| fs::remove_dir_all(path))?;
-            fs::rename(&dir, &old).with_context(|| format!("moving {} to {}", dir.display(), old.display()))?;
+            fs::rename(&dir, &old)
+                .with_context(|| format!("moving {} to {}", dir.display(), old.display()))?;
             print::note(&format!("checkpoints of the last run of {name} are now in {}", old.display()));
         } else if earlier == Earlier::Remove {
             store::clear(&dir)?;
@@ -150,6 +157,7 @@ impl Claim {
     pub async fn start(self, start: Start) -> anyhow::Result<Started> {
         let dir = &self.dir;
         remove(&dir.master_file(), |path| fs::remove_file(path))?;
+        let events_before = fs::metadata(dir.events()).map_or(0, |file| file.len());
         let mut child = self.spawn(start)?;
         let pid = child.id().context("a process that was just started has an id")?;
         let began = Instant::now();
@@ -162,21 +170,25 @@ impl Claim {
             }
             if began.elapsed() > START_LIMIT {
                 child.start_kill().context("ending a master that does not start")?;
-                let what = format!("the master of {} did not listen within {START_LIMIT:?}", self.record.job.name);
-                return Err(Fault::job(what).hint(format!("its log: {}", dir.log("master").display())).into());
+                let what =
+                    format!("the master of {} did not listen within {START_LIMIT:?}", self.record.job.name);
+                return Err(Fault::job(what)
+                    .hint(format!("its log: {}", dir.log("master").display()))
+                    .into());
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         };
         let client = Client::of(dir)?;
         // Taken out of the child: waiting for a child closes the stdin that is still in it.
         let leash = child.stdin.take();
-        Ok(Started { dir: self.dir, child, leash, at, client })
+        Ok(Started { dir: self.dir, child, leash, at, client, events_before })
     }
 
     fn spawn(&self, start: Start) -> anyhow::Result<Child> {
         let dir = &self.dir;
         fs::create_dir_all(dir.logs()).with_context(|| format!("making {}", dir.logs().display()))?;
-        let log = append(&dir.log("master")).with_context(|| format!("opening {}", dir.log("master").display()))?;
+        let log =
+            append(&dir.log("master")).with_context(|| format!("opening {}", dir.log("master").display()))?;
         let program = std::env::current_exe().context("finding this program")?;
         let mut command = Command::new(program);
         command.arg("master").arg("--job-dir").arg(dir.path());
@@ -208,7 +220,9 @@ pub fn append(path: &Path) -> io::Result<fs::File> {
 
 fn remove(path: &Path, remove: fn(&Path) -> io::Result<()>) -> anyhow::Result<()> {
     match remove(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e).with_context(|| format!("removing {}", path.display())),
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("removing {}", path.display()))
+        }
         _ => Ok(()),
     }
 }

@@ -5,6 +5,7 @@ use elasticdl_spec::Plan;
 use serde_json::json;
 
 use crate::args::{Follow, Resume, Train};
+use crate::check::Missing;
 use crate::fault::{self, Exit};
 use crate::home::Home;
 use crate::submit::{Claim, Earlier, Start, Started};
@@ -16,7 +17,8 @@ pub async fn train(args: Train) -> anyhow::Result<Exit> {
     let file = args.job.file.display().to_string();
     let job = settings::load(&args.job)?.job;
     let claim = Claim::fresh(&Home::find()?, job)?;
-    check::check(claim.dir(), claim.record()).map_err(|problems| fault::problems(&file, &problems))?;
+    check::check(claim.dir(), claim.record(), Missing::Make)
+        .map_err(|problems| fault::problems(&file, &problems))?;
     claim.renew(if args.fresh { Earlier::Remove } else { Earlier::Refuse })?;
     let start = Start { resume: false, detach: args.follow.detach, listen: args.follow.listen };
     let started = claim.start(start).await?;
@@ -33,7 +35,7 @@ pub async fn resume(args: Resume) -> anyhow::Result<Exit> {
     checkpoints::check_fits(&at.display().to_string(), &manifest, &plan)?;
     let subject = format!("job {:?}", args.job);
     std::env::set_current_dir(&record.cwd)?;
-    check::check(dir, record).map_err(|problems| fault::problems(&subject, &problems))?;
+    check::check(dir, record, Missing::Refuse).map_err(|problems| fault::problems(&subject, &problems))?;
     let start = Start { resume: true, detach: args.follow.detach, listen: args.follow.listen };
     let started = claim.start(start).await?;
     go_on(started, &args.follow).await

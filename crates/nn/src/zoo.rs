@@ -74,3 +74,70 @@ fn deep_tensors(inputs: usize, hidden: &[usize]) -> Vec<TensorShape> {
 fn tensor(name: String, shape: Vec<usize>, init: Initializer) -> TensorShape {
     TensorShape { name, shape, init }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(zoo: Zoo, embedding_dim: usize, hidden: &[usize]) -> ModelSpec {
+        ModelSpec { zoo, embedding_dim, hidden: hidden.into() }
+    }
+
+    fn names_and_shapes(spec: &ModelSpec) -> Vec<(String, Vec<usize>)> {
+        let model = build(spec, 13, 26).expect("a valid model");
+        model.shape().tensors.iter().map(|t| (t.name.clone(), t.shape.clone())).collect()
+    }
+
+    #[test]
+    fn deep_models_have_named_tensors_in_layer_order() {
+        let expected = [
+            ("bias", vec![1]),
+            ("wide.numeric", vec![13]),
+            ("deep.0.weight", vec![13 + 26 * 16, 400]),
+            ("deep.0.bias", vec![400]),
+            ("deep.1.weight", vec![400, 30]),
+            ("deep.1.bias", vec![30]),
+            ("deep.out.weight", vec![30]),
+        ]
+        .map(|(name, shape)| (name.to_string(), shape));
+        for zoo in [Zoo::Deepfm, Zoo::WideDeep] {
+            assert_eq!(names_and_shapes(&spec(zoo, 16, &[400, 30])), expected);
+        }
+        assert_eq!(names_and_shapes(&spec(Zoo::Lr, 16, &[400, 30])), expected[..2]);
+    }
+
+    #[test]
+    fn rows_hold_a_wide_weight_and_small_factors() {
+        for (zoo, width) in [(Zoo::Lr, 1), (Zoo::WideDeep, 9), (Zoo::Deepfm, 9)] {
+            let model = build(&spec(zoo, 8, &[4]), 13, 26).expect("a valid model");
+            let [table] = &model.shape().tables[..] else { panic!("{zoo} has one table") };
+            assert_eq!((table.name.as_str(), table.width()), ("embedding", width));
+            let mut row = vec![9.0; width];
+            table.init_row(1, 77, &mut row);
+            assert_eq!(row[0], 0.0);
+            assert!(row[1..].iter().all(|v| *v != 0.0 && v.abs() <= FACTOR_BOUND), "{row:?}");
+        }
+    }
+
+    #[test]
+    fn layers_keep_the_size_of_what_flows_through_them() {
+        let tensors = deep_tensors(600, &[150]);
+        assert_eq!(tensors[0].init, Initializer::Uniform { bound: 0.1 });
+        assert_eq!(tensors[1].init, Initializer::Zeros);
+        assert_eq!(tensors[2].init, Initializer::Uniform { bound: (6.0f32 / 151.0).sqrt() });
+    }
+
+    #[test]
+    fn empty_models_are_refused_with_the_setting_to_change() {
+        for (spec, fields, what) in [
+            (spec(Zoo::Lr, 1, &[]), 0, "the number of fields"),
+            (spec(Zoo::Deepfm, 0, &[4]), 3, "model.embedding_dim"),
+            (spec(Zoo::Deepfm, 4, &[4, 0]), 3, "every width in model.hidden"),
+            (spec(Zoo::WideDeep, 4, &[]), 3, "the number of widths in model.hidden"),
+        ] {
+            let error = build(&spec, 0, fields).err().expect("nothing to compute");
+            assert_eq!(error, Error::Zero { zoo: spec.zoo, what: what.into() });
+            assert_eq!(error.kind(), elasticdl_spec::Kind::User);
+        }
+    }
+}

@@ -4,10 +4,10 @@
 //!
 //! | column | type | meaning |
 //! | --- | --- | --- |
-//! | `table` | dictionary<int32, utf8> | name of the table, or of the dense tensor |
+//! | `table` | `dictionary<int32, utf8>` | name of the table, or of the dense tensor |
 //! | `id` | uint64 | the row's id; for a tensor, the number of the piece |
-//! | `weights` | list<float> | the row's weights; a piece of the tensor's values |
-//! | `slots` | list<float> | the optimizer's slots of the row; a piece of the tensor's slots |
+//! | `weights` | `list<float>` | the row's weights; a piece of the tensor's values |
+//! | `slots` | `list<float>` | the optimizer's slots of the row; a piece of the tensor's slots |
 //!
 //! A tensor comes in pieces numbered from 0: all `weights` in this order are its values, row-major, all
 //! `slots` its slots. What the slots mean is in `optimizer/`. The schema's metadata has one key,
@@ -35,7 +35,7 @@ use crate::marks::Open;
 pub use read::{read_head, restore, verify};
 pub use rows::{Piece, Reader};
 pub use snapshot::Snapshot;
-pub use write::write;
+pub use write::{sync, write};
 
 /// The version of the format that is written. Older ones stay readable; newer ones are refused.
 pub const FORMAT: u32 = 1;

@@ -12,7 +12,7 @@
 //! - [`partition`]: all of this as one deterministic state machine.
 //! - [`checkpoint`]: a partition's file.
 //! - [`partitions`], [`requests`]: many partitions behind locks; frames to answers.
-//! - [`server`], [`run`]: the edges, a socket for workers and a client of the master. Only these two read
+//! - [`server`], [`mod@run`]: the edges, a socket for workers and a client of the master. Only these two read
 //!   clocks or start threads.
 
 pub mod audit;

@@ -100,12 +100,7 @@ mod tests {
     use super::*;
 
     /// Applies the gradients in turn and compares weights and slots with `expected` after each.
-    pub(super) fn check(
-        rule: &impl Rule,
-        weights: &[f32],
-        steps: &[&[f32]],
-        expected: &[(&[f32], &[f32])],
-    ) {
+    pub(super) fn check(rule: &impl Rule, weights: &[f32], steps: &[&[f32]], expected: &[(&[f32], &[f32])]) {
         let mut weights = weights.to_vec();
         let mut slots = vec![f32::NAN; rule.slots(weights.len())];
         rule.begin(&mut slots);

@@ -227,7 +227,9 @@ impl Partition {
             let due = rows.ids.len() * table.shape().width();
             if rows.gradients.len() != due {
                 let name = &table.shape().name;
-                return Err(self.misfit(format!("{} floats for table {name:?}, {due} due", rows.gradients.len())));
+                return Err(
+                    self.misfit(format!("{} floats for table {name:?}, {due} due", rows.gradients.len()))
+                );
             }
             self.check_ids(i, rows.ids)?;
         }

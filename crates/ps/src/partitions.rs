@@ -121,12 +121,12 @@ impl Partitions {
     pub fn write_checkpoint(&self, dir: &Path) -> Result<Vec<Written>> {
         let mut written = Vec::new();
         for partition in self.ids() {
-            let snapshot =
-                self.with(partition, |p| Snapshot::take(p)).ok_or(Error::Torn { partition })?;
+            let snapshot = self.with(partition, |p| Snapshot::take(p)).ok_or(Error::Torn { partition })?;
             let incarnation = snapshot.head().incarnation;
             let sum = checkpoint::write(snapshot, dir)?;
             written.push(Written { partition, incarnation, sum });
         }
+        checkpoint::sync(dir)?;
         Ok(written)
     }
 

@@ -1,7 +1,7 @@
 //! From a request's frame to its answer's frame. Knows no sockets.
 //!
-//! A frame is read twice: once to see that all of it is well-formed, fits the model and has an answer of
-//! allowed length, and once to do what it asks for. So nothing of a malformed frame is ever done.
+//! A frame is read twice: once to see that all of it is well-formed and has an answer of allowed length,
+//! and once to do what it asks for. So nothing of a malformed frame is ever done.
 
 use elasticdl_spec::PartitionId;
 use elasticdl_wire as wire;
@@ -33,8 +33,8 @@ impl<'p> Requests<'p> {
     ///
     /// # Errors
     ///
-    /// The request is malformed, does not fit the model, or holds gradients that are not finite. In the
-    /// first two cases nothing was changed; in the last, nothing in the partition that refused.
+    /// The request is malformed: nothing was done. Or a partition refuses its part (rows that live
+    /// elsewhere, gradients that are not finite): nothing was changed there and in those after it.
     pub fn answer(&mut self, request: &Frame, reply: &mut Frame) -> Result<()> {
         match request.kind() {
             kind::PULL => self.pull(request, reply),
@@ -206,4 +206,47 @@ fn not_here(partition: PartitionId) -> Answer {
 fn emptied<T, U>(mut items: Vec<T>) -> Vec<U> {
     items.clear();
     items.into_iter().map(|_| unreachable!("there are no items")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_model::model;
+    use proptest::prelude::*;
+
+    fn partitions() -> Partitions {
+        let partitions = Partitions::new(model());
+        (0..3).for_each(|id| partitions.open(Partition::new(model(), PartitionId(id), 1)));
+        partitions
+    }
+
+    #[test]
+    fn buffers_are_used_again_for_the_next_request() {
+        let items = vec![1u64; 100];
+        let place = items.as_ptr() as usize;
+        let again: Vec<i64> = emptied(items);
+        assert_eq!((again.len(), again.capacity(), again.as_ptr() as usize), (0, 100, place));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        /// Goal: whatever a frame holds, it is answered or refused: no panic, no half-changed partition.
+        #[test]
+        fn any_words_are_answered_or_refused(
+            request in prop_oneof![Just(kind::PULL), Just(kind::PUSH), Just(kind::FENCE), any::<u32>()],
+            words in proptest::collection::vec(prop_oneof![8 => 0..4u64, 1 => any::<u64>()], 0..60),
+        ) {
+            let partitions = partitions();
+            let mut requests = Requests::new(&partitions, Limits { words_max: 1 << 12 });
+            let (mut frame, mut reply) = (Frame::default(), Frame::default());
+            frame.begin(request, 1);
+            frame.put_all(&words);
+            if requests.answer(&frame, &mut reply).is_ok() {
+                prop_assert_eq!(reply.request(), 1);
+            }
+            prop_assert!(partitions.gauges().is_ok(), "a partition was left half-changed");
+            prop_assert!(reply.bytes() <= 8 * ((1 << 12) + 2));
+        }
+    }
 }

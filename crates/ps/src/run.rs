@@ -18,7 +18,6 @@ use elasticdl_wire::control::{
     Assignment, BeatReply, BeatRequest, CheckpointWrittenRequest, JoinReply, JoinRequest, Member,
     ReadyRequest, Role, WriteCheckpoint,
 };
-use elasticdl_wire::frame::Limits;
 use elasticdl_wire::retry::Backoff;
 use elasticdl_wire::{self as wire, Token};
 use tokio::signal::unix::{SignalKind, signal};
@@ -31,7 +30,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::partition::Partition;
 use crate::partitions::{Partitions, Written};
-use crate::server::Server;
+use crate::server::{Options, Server};
 
 /// How long to look for a master before the plan has told `limits.orphan`.
 const FIRST_JOIN: Duration = Duration::from_secs(30);
@@ -81,7 +80,7 @@ async fn serve(config: Config) -> Result<()> {
     let partitions = Arc::new(Partitions::new(model));
     link.open(&partitions, joined).await?;
     // Whoever connected meanwhile has waited for this moment.
-    let server = Server::start(listener, config.token.clone(), Arc::clone(&partitions), Limits::default())?;
+    let server = Server::start(listener, config.token.clone(), Arc::clone(&partitions), Options::default())?;
     info!(server = %config.id, address = %server.address(), "serving");
     link.ready(&partitions).await?;
     beat(&mut link, &partitions).await
@@ -164,8 +163,8 @@ struct Link {
     /// Where workers find this server.
     address: String,
     backoff: Backoff,
-    /// When the master last answered.
-    heard: Instant,
+    /// Since when calls fail; `None` while the master answers.
+    silent_since: Option<Instant>,
     orphan: Duration,
 }
 
@@ -178,13 +177,13 @@ impl Link {
             member: Member { role: Role::Server.into(), id: config.id.0, pid },
             address,
             backoff: Backoff::new(Duration::from_millis(20), Duration::from_secs(1), pid.into()),
-            heard: Instant::now(),
+            silent_since: None,
             orphan: FIRST_JOIN,
         })
     }
 
     async fn join(&mut self) -> Result<Joined> {
-        let request = JoinRequest { member: Some(self.member.clone()), address: self.address.clone() };
+        let request = JoinRequest { member: Some(self.member), address: self.address.clone() };
         let call = |mut client: Client, request| async move { client.join(request).await };
         let reply: JoinReply = self.persist("Join", call, request).await?;
         let plan: Plan = serde_json::from_str(&reply.plan)?;
@@ -201,7 +200,7 @@ impl Link {
         let opening = in_background("opening partitions", partitions, move |p| open(p, &joined)).await?;
         let Err(error) = opening else { return Ok(()) };
         let request = ReadyRequest {
-            member: Some(self.member.clone()),
+            member: Some(self.member),
             error: error.chain(),
             user_error: error.kind() == Kind::User,
             ..ReadyRequest::default()
@@ -221,7 +220,7 @@ impl Link {
             ..Assignment::default()
         };
         let request = ReadyRequest {
-            member: Some(self.member.clone()),
+            member: Some(self.member),
             partitions: held.map(assignment).collect(),
             ..ReadyRequest::default()
         };
@@ -241,7 +240,7 @@ impl Link {
                 (Vec::new(), error.chain())
             }
         };
-        let member = Some(self.member.clone());
+        let member = Some(self.member);
         let request = CheckpointWrittenRequest { member, checkpoint, files, error };
         let call = |mut client: Client, request| async move { client.checkpoint_written(request).await };
         match self.persist("CheckpointWritten", call, request).await {
@@ -256,7 +255,7 @@ impl Link {
     }
 
     fn beat_request(&self, gauges: String, command_seen: u64) -> BeatRequest {
-        BeatRequest { member: Some(self.member.clone()), gauges, command_seen }
+        BeatRequest { member: Some(self.member), gauges, command_seen }
     }
 
     /// Calls the master until it answers. Tries again for as long as another try can help and a master
@@ -272,13 +271,13 @@ impl Link {
         F: Future<Output = std::result::Result<Response<A>, Status>>,
     {
         loop {
+            let begun = Instant::now();
             let error = match client::answer(name, call(self.client.clone(), request.clone()).await) {
                 Ok(answer) => {
-                    if self.backoff.tries() > 0 {
+                    if self.silent_since.take().is_some() {
                         info!(master = %self.master, call = name, "the master answers again");
                     }
                     self.backoff.reset();
-                    self.heard = Instant::now();
                     return Ok(answer);
                 }
                 Err(error) => Error::from(error),
@@ -286,7 +285,7 @@ impl Link {
             if error.kind() != Kind::Retry || unknown_to_master(&error) {
                 return Err(error);
             }
-            let silent = self.heard.elapsed();
+            let silent = self.silent_since.get_or_insert(begun).elapsed();
             if silent > self.orphan {
                 warn!(master = %self.master, error = %error.chain(), "no master for too long");
                 return Err(Error::Orphaned { master: self.master.clone(), after: silent });

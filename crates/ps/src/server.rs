@@ -23,12 +23,25 @@ use crate::error::{Error, Result};
 use crate::partitions::Partitions;
 use crate::requests::Requests;
 
-/// How long a new connection may take to say who it is.
-const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 /// A HELLO is short, so nobody without a token makes the server hold more than this.
 const HELLO_LIMITS: Limits = Limits { words_max: 128 };
 /// Connections at one time; there are some hundred workers at most.
 const CONNECTIONS_MAX: usize = 4096;
+
+/// What a server allows its peers.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// The longest frame, in both directions.
+    pub limits: Limits,
+    /// How long a new connection may take to say who it is.
+    pub hello_deadline: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { limits: Limits::default(), hello_deadline: Duration::from_secs(10) }
+    }
+}
 
 /// A running server. It ends, and cuts its connections, when it is dropped.
 #[derive(Debug)]
@@ -42,7 +55,7 @@ pub struct Server {
 struct Shared {
     partitions: Arc<Partitions>,
     token: Token,
-    limits: Limits,
+    options: Options,
     ending: AtomicBool,
     /// Open connections, so that they can be cut.
     connections: Mutex<BTreeMap<u64, TcpStream>>,
@@ -54,12 +67,12 @@ impl Server {
         listener: TcpListener,
         token: Token,
         partitions: Arc<Partitions>,
-        limits: Limits,
+        options: Options,
     ) -> Result<Self> {
         let failed = |e| Error::io("starting to accept connections", e);
         let address = listener.local_addr().map_err(failed)?;
         let ending = AtomicBool::new(false);
-        let shared = Arc::new(Shared { partitions, token, limits, ending, connections: Mutex::default() });
+        let shared = Arc::new(Shared { partitions, token, options, ending, connections: Mutex::default() });
         let accepting = Arc::clone(&shared);
         let acceptor = Builder::new()
             .name("ps-accept".into())
@@ -77,14 +90,15 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.shared.ending.store(true, Ordering::SeqCst);
-        for stream in self.shared.connections().values() {
-            // A connection that is gone already needs no cutting.
-            let _ = stream.shutdown(Shutdown::Both);
-        }
         // Accepting ends with the next connection: this one.
         let woken = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
         if let (Ok(_), Some(acceptor)) = (woken, self.acceptor.take()) {
             let _ = acceptor.join();
+        }
+        // Only then are there no more to come.
+        for stream in self.shared.connections().values() {
+            // A connection that is gone already needs no cutting.
+            let _ = stream.shutdown(Shutdown::Both);
         }
     }
 }
@@ -158,8 +172,8 @@ fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> Result<()>
     reply.begin(kind::WELCOME, request.request());
     send(&mut stream, &mut reply)?;
 
-    let mut requests = Requests::new(&shared.partitions, shared.limits);
-    while request.read(&mut stream, shared.limits)? {
+    let mut requests = Requests::new(&shared.partitions, shared.options.limits);
+    while request.read(&mut stream, shared.options.limits)? {
         if let Err(error) = requests.answer(&request, &mut reply) {
             refuse(&mut stream, &mut reply, request.request(), &error);
             return Err(error);
@@ -179,7 +193,7 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
 
 /// Reads the first frame and tells which worker has sent it.
 fn hello(stream: &mut TcpStream, frame: &mut Frame, shared: &Shared) -> Result<u64> {
-    let mut timed = Timed { stream, until: Instant::now() + HELLO_DEADLINE };
+    let mut timed = Timed { stream, until: Instant::now() + shared.options.hello_deadline };
     if !frame.read(&mut timed, HELLO_LIMITS)? {
         return Err(wire::Error::io("waiting for HELLO", io::ErrorKind::UnexpectedEof.into()).into());
     }

@@ -1,5 +1,7 @@
 //! A server's whole life against a scripted master: real calls, real sockets, real files.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail by panic, in its helpers too")]
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -87,11 +89,16 @@ impl Scripted {
         let listener = std::net::TcpListener::bind(address).unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let service = MasterServer::new(self.clone());
         runtime.spawn(async move {
             let incoming = TcpListenerStream::new(tokio::net::TcpListener::from_std(listener).unwrap());
-            tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
+            tonic::transport::Server::builder()
+                .add_service(service)
+                .serve_with_incoming(incoming)
+                .await
+                .unwrap();
         });
         Life { address, runtime: Some(runtime) }
     }
@@ -109,7 +116,6 @@ impl Drop for Life {
     }
 }
 
-#[expect(clippy::result_large_err, reason = "tonic's own type")]
 fn authorized<T>(request: Request<T>) -> Result<T, Status> {
     let header = request.metadata().get("authorization").map(|v| v.as_bytes().to_vec());
     match Token::new(SECRET).unwrap().matches_header(header.as_deref()) {
@@ -294,7 +300,11 @@ async fn a_server_joins_serves_writes_leaves_and_the_next_one_goes_on_from_there
     assert!(trained < 0.0, "{trained}");
     let gauges = |s: &Script| s.beats.last().map(|b| b.gauges.clone()).filter(|g| g.contains("\"pulls\":1"));
     let gauges = master.until("gauges", gauges).await;
-    assert!(gauges.starts_with(r#"{"rows":1,"bytes":"#) && gauges.ends_with(r#""version":1,"pulls":1,"pushes":1}"#), "{gauges}");
+    assert!(
+        gauges.starts_with(r#"{"rows":1,"bytes":"#)
+            && gauges.ends_with(r#""version":1,"pulls":1,"pushes":1}"#),
+        "{gauges}"
+    );
 
     order_checkpoint(&master, 5, dir.path());
     let files = written(&master, 5).await;
@@ -334,7 +344,11 @@ async fn a_damaged_checkpoint_is_reported_as_the_users_to_solve() {
     let life = master.start(local());
     let server = start_server(life.address, SECRET);
     let ready = master.until("ready", |s| s.readies.first().cloned()).await;
-    assert!(ready.error.ends_with("partition-000.arrow is truncated: 21 of 5000 bytes are there"), "{}", ready.error);
+    assert!(
+        ready.error.ends_with("partition-000.arrow is truncated: 21 of 5000 bytes are there"),
+        "{}",
+        ready.error
+    );
     assert!(ready.user_error && ready.partitions.is_empty());
     assert!(matches!(ended(server).await, Err(Error::Truncated { .. })));
 }
@@ -371,7 +385,7 @@ async fn a_server_keeps_its_rows_and_joins_again_when_the_master_comes_back() {
         s.joined = false;
         s.readies.clear();
     });
-    let life = master.start(at);
+    let _life = master.start(at);
     let ready = master.until("ready again", |s| s.readies.first().cloned()).await;
     let opened: Vec<_> = ready.partitions.iter().map(|a| (a.partition, a.incarnation)).collect();
     assert_eq!(opened, [(0, 1), (1, 1)]);
@@ -413,5 +427,9 @@ async fn an_address_in_use_is_named() {
     let config = Config { master: "127.0.0.1:1".into(), token, id: ServerId(0), listen: listen.clone() };
     let error = run(config).await.unwrap_err();
     assert_eq!(error.kind(), Kind::User);
-    assert!(error.chain().starts_with(&format!("listening on {listen}: Address already in use")), "{}", error.chain());
+    assert!(
+        error.chain().starts_with(&format!("listening on {listen}: Address already in use")),
+        "{}",
+        error.chain()
+    );
 }

@@ -1,11 +1,14 @@
 //! A server over real loopback, spoken to in frames as a worker does.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail by panic, in its helpers too")]
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use elasticdl_ps::{Model, Partition, Partitions, Server};
+use elasticdl_ps::server::{Options, Server};
+use elasticdl_ps::{Model, Partition, Partitions};
 use elasticdl_spec::placement::partition_of_row;
 use elasticdl_spec::shape::RowPart;
 use elasticdl_spec::{
@@ -35,13 +38,18 @@ fn model() -> Arc<Model> {
 }
 
 fn server() -> (Server, Arc<Partitions>) {
+    server_that_waits(Duration::from_secs(10))
+}
+
+fn server_that_waits(hello_deadline: Duration) -> (Server, Arc<Partitions>) {
     let partitions = Arc::new(Partitions::new(model()));
     for id in (0..PARTITIONS).map(PartitionId).filter(|id| *id != ELSEWHERE) {
         partitions.open(Partition::new(model(), id, 1));
     }
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let token = Token::new(SECRET).unwrap();
-    (Server::start(listener, token, Arc::clone(&partitions), LIMITS).unwrap(), partitions)
+    let options = Options { limits: LIMITS, hello_deadline };
+    (Server::start(listener, token, Arc::clone(&partitions), options).unwrap(), partitions)
 }
 
 fn ids_of(partition: PartitionId, count: usize) -> Vec<u64> {
@@ -90,7 +98,12 @@ impl Worker {
     }
 
     /// Pulls ids from one partition: status, rows and tensors.
-    fn pull(&mut self, part: (PartitionId, u64), ids: &[u64], mode: PullMode) -> Result<(Status, Vec<f32>, Vec<f32>)> {
+    fn pull(
+        &mut self,
+        part: (PartitionId, u64),
+        ids: &[u64],
+        mode: PullMode,
+    ) -> Result<(Status, Vec<f32>, Vec<f32>)> {
         let request = self.next();
         ps::begin_pull(&mut self.frame, request, mode, 1);
         ps::put_part(&mut self.frame, part.0, part.1);
@@ -113,7 +126,13 @@ impl Worker {
     }
 
     /// Pushes the same value everywhere to one partition.
-    fn push(&mut self, part: (PartitionId, u64), header: PushHeader, ids: &[u64], value: f32) -> Result<Answer> {
+    fn push(
+        &mut self,
+        part: (PartitionId, u64),
+        header: PushHeader,
+        ids: &[u64],
+        value: f32,
+    ) -> Result<Answer> {
         let request = self.next();
         ps::begin_push(&mut self.frame, request, header, 1);
         ps::put_part(&mut self.frame, part.0, part.1);
@@ -148,6 +167,25 @@ fn a_wrong_token_is_refused_and_nothing_is_served() {
     assert_eq!(frame.kind(), kind::REFUSED);
     assert!(!frame.read(&mut stream, LIMITS).unwrap(), "the server closes after a refusal");
     assert_eq!(partitions.gauges().unwrap().pulls, 0);
+}
+
+#[test]
+fn who_does_not_say_hello_in_time_is_cut_off_however_it_drips() {
+    let (server, _) = server_that_waits(Duration::from_millis(200));
+    let mut silent = TcpStream::connect(server.address()).unwrap();
+    let mut dripping = TcpStream::connect(server.address()).unwrap();
+    dripping.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    loop {
+        match dripping.read(&mut [0; 8]) {
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+            _ => break,
+        }
+        if dripping.write_all(&[0]).is_err() {
+            break;
+        }
+    }
+    assert!(matches!(silent.read(&mut [0; 8]), Ok(0) | Err(_)));
+    Worker::connect(&server);
 }
 
 #[test]
@@ -199,11 +237,8 @@ fn partitions_elsewhere_and_of_another_life_are_told_apart() {
     worker.exchange(kind::FENCED).unwrap();
     let answers = ps::take_answers(worker.frame.payload()).unwrap();
     let statuses: Vec<_> = answers.iter().map(|a| (a.partition, a.status, a.mark)).collect();
-    let expected = [
-        (here, Status::Ok, 0),
-        (here, Status::WrongIncarnation, 0),
-        (ELSEWHERE, Status::NotHere, 0),
-    ];
+    let expected =
+        [(here, Status::Ok, 0), (here, Status::WrongIncarnation, 0), (ELSEWHERE, Status::NotHere, 0)];
     assert_eq!(statuses, expected);
     assert_eq!(worker.push((here, 1), header(0, 0), &[], 1.0).unwrap().status, Status::Fenced);
 }

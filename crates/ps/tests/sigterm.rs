@@ -1,5 +1,7 @@
 //! SIGTERM ends a server in order. Alone in its binary: a signal reaches the whole process.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail by panic, in its helpers too")]
+
 use elasticdl_ps::{Config, run};
 use elasticdl_spec::ServerId;
 use elasticdl_wire::Token;

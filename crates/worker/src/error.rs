@@ -66,7 +66,9 @@ impl Error {
     /// What the failure means for whoever sees it.
     pub fn kind(&self) -> Kind {
         match self {
-            Error::Stopped { .. } | Error::Orphaned { .. } | Error::Killed | Error::System { .. } => Kind::Retry,
+            Error::Stopped { .. } | Error::Orphaned { .. } | Error::Killed | Error::System { .. } => {
+                Kind::Retry
+            }
             Error::Wire { source, .. } => source.kind(),
             Error::Model(source) => source.kind(),
             Error::Plan { .. } | Error::Panicked { .. } => Kind::Bug,

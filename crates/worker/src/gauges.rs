@@ -98,7 +98,10 @@ mod tests {
         gauges.task_redone();
         assert_eq!(gauges.time(Stage::Computing, || 7), 7);
         let json: serde_json::Value = serde_json::from_str(&gauges.to_json()).unwrap();
-        assert_eq!((&json["batches"], &json["records"], &json["tasks_redone"]), (&2.into(), &612.into(), &1.into()));
+        assert_eq!(
+            (&json["batches"], &json["records"], &json["tasks_redone"]),
+            (&2.into(), &612.into(), &1.into())
+        );
         assert!(json["computing_seconds"].is_f64() && json["waiting_seconds"] == 0.0);
     }
 }

@@ -27,7 +27,7 @@ pub mod store;
 pub mod task;
 
 #[cfg(test)]
-mod fake;
+mod tests;
 
 pub use error::{Error, Result};
 pub use run::{Config, run};

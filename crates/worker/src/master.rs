@@ -161,8 +161,7 @@ fn is_unknown_member(error: &WireError) -> bool {
 /// Whether the same call may be answered later. That includes "internal": it is also what a connection
 /// says that broke in the middle of an answer.
 fn may_pass(error: &WireError) -> bool {
-    let internal =
-        matches!(error, WireError::Call { status, .. } if status.code() == tonic::Code::Internal);
+    let internal = matches!(error, WireError::Call { status, .. } if status.code() == tonic::Code::Internal);
     error.kind() == Kind::Retry || internal
 }
 

@@ -128,7 +128,8 @@ pub struct Pipeline {
 impl Pipeline {
     /// Starts all stages.
     pub fn start(config: Config) -> Result<Self> {
-        let Config { shape, partitions, depth, read_ahead, bad_records_max, source, pulls, pushes, .. } = config;
+        let Config { shape, partitions, depth, read_ahead, bad_records_max, source, pulls, pushes, .. } =
+            config;
         assert!(depth > 0 && !config.models.is_empty(), "at least one batch in flight and one model");
         let common = Common { stop: config.stop, gauges: config.gauges, events: config.events };
         let mut threads = Threads { running: vec![], common: common.clone() };
@@ -162,7 +163,8 @@ impl Pipeline {
         let model = models.next().expect("asserted above");
         let helpers = models.map(|model| threads.help(model)).collect::<Result<_>>()?;
         let common_too = common.clone();
-        let mut compute = Compute { shape, model, helpers, pulled: pulled_queue, computed, common: common_too };
+        let mut compute =
+            Compute { shape, model, helpers, pulled: pulled_queue, computed, common: common_too };
         threads.start("compute", move || compute.run())?;
         let mut pusher = Pusher { store: pushes, computed: computed_queue, landed, redo, common };
         threads.start("pusher", move || pusher.run())?;
@@ -214,7 +216,11 @@ struct Threads {
 
 impl Threads {
     /// A thread for a stage. What ends it early is told.
-    fn start(&mut self, stage: &'static str, body: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+    fn start(
+        &mut self,
+        stage: &'static str,
+        body: impl FnOnce() -> Result<()> + Send + 'static,
+    ) -> Result<()> {
         let common = self.common.clone();
         let run = move || match catch_unwind(AssertUnwindSafe(body)) {
             Ok(Ok(()) | Err(Error::Stopped { .. })) => {}

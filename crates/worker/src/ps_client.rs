@@ -43,7 +43,7 @@ pub struct Config {
 
 /// One thread's client of all servers.
 pub struct PsClient {
-    model: Model,
+    codec: Codec,
     links: Links,
 }
 
@@ -51,10 +51,7 @@ impl PsClient {
     /// A client that connects when first used.
     pub fn new(config: Config) -> Self {
         let Config { shape, partitions, directory, token, worker, stop } = config;
-        PsClient {
-            model: Model::new(shape, partitions),
-            links: Links::new(directory, token, worker, stop),
-        }
+        PsClient { codec: Codec::new(shape, partitions), links: Links::new(directory, token, worker, stop) }
     }
 }
 
@@ -88,28 +85,28 @@ impl Store for PsClient {
     }
 
     fn pull(&mut self, keys: &Keys, mode: PullMode, into: &mut Pulled) -> Result<()> {
-        self.model.make_room(keys, into);
-        let model = &self.model;
+        self.codec.make_room(keys, into);
+        let codec = &self.codec;
         self.links.ask(Ask {
             attempt: "pulling",
             answer: kind::PULLED,
             until: Level::Draining,
             within: None,
-            fill: &mut |frame, request, parts| model.put_pull(frame, request, mode, parts, keys),
-            take: &mut |payload, pending| model.take_pulled(payload, mode, pending, keys, into),
+            fill: &mut |frame, request, parts| codec.put_pull(frame, request, mode, parts, keys),
+            take: &mut |payload, pending| codec.take_pulled(payload, mode, pending, keys, into),
         })?;
         Ok(())
     }
 
     fn push(&mut self, push: &Push<'_>) -> Result<Pushed> {
         let (mut lost, mut gap) = (false, false);
-        let model = &self.model;
+        let codec = &self.codec;
         let asked = self.links.ask(Ask {
             attempt: "pushing",
             answer: kind::PUSHED,
             until: Level::Stopped,
             within: Some(push.generation),
-            fill: &mut |frame, request, parts| model.put_push(frame, request, parts, push),
+            fill: &mut |frame, request, parts| codec.put_push(frame, request, parts, push),
             take: &mut |payload, pending| {
                 for answer in ps::take_answers(payload)? {
                     pending.check(answer.partition)?;
@@ -137,7 +134,7 @@ fn away(status: Status) -> bool {
 }
 
 /// Turns keys and gradients into payloads and back, by the model's shape.
-struct Model {
+struct Codec {
     shape: Arc<ModelShape>,
     partitions: u32,
     /// By partition: the tensors that live there, in shape order.
@@ -146,14 +143,14 @@ struct Model {
     widths: Vec<usize>,
 }
 
-impl Model {
+impl Codec {
     fn new(shape: Arc<ModelShape>, partitions: u32) -> Self {
         let mut tensors = vec![vec![]; partitions as usize];
         for (i, tensor) in shape.tensors.iter().enumerate() {
             tensors[partition_of_tensor(&tensor.name, partitions).0 as usize].push(i);
         }
         let widths = shape.tables.iter().map(|table| table.width()).collect();
-        Model { shape, partitions, tensors, widths }
+        Codec { shape, partitions, tensors, widths }
     }
 
     fn tensors_of(&self, partition: PartitionId) -> &[usize] {

@@ -64,9 +64,7 @@ pub fn run(config: Config) -> Result<()> {
         let mut sigterm = signal(SignalKind::terminate())
             .map_err(|source| Error::System { what: "a handler for SIGTERM", source })?;
         let (terminate, terminations) = unbounded_channel();
-        tokio::spawn(async move {
-            while sigterm.recv().await.is_some() && terminate.send(()).is_ok() {}
-        });
+        tokio::spawn(async move { while sigterm.recv().await.is_some() && terminate.send(()).is_ok() {} });
         live(config, terminations).await
     });
     runtime.shutdown_background();
@@ -328,12 +326,16 @@ impl Worker {
     }
 
     fn ask(&self, pause: Duration) {
-        let (master, control) = (self.master.clone(), self.control.clone());
+        let (master, control, stop) = (self.master.clone(), self.control.clone(), self.stop.clone());
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
-            let said = match master.lease().await.and_then(understand) {
-                Ok(input) => Control::Answer(input),
-                Err(error) => Control::Broken(error),
+            let said = if stop.reached(Level::Draining) {
+                Control::Answer(Input::Wait(Duration::ZERO))
+            } else {
+                match master.lease().await.and_then(understand) {
+                    Ok(input) => Control::Answer(input),
+                    Err(error) => Control::Broken(error),
+                }
             };
             let _ = control.send(said);
         });

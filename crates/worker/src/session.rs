@@ -227,7 +227,8 @@ impl Session {
             self.phase = Phase::Ending;
             effects.push(Effect::EndStages);
         }
-        if silent && self.phase == Phase::Reporting {
+        // A task may be on its way to us, and only we can give it back.
+        if silent && !self.asking && self.phase == Phase::Reporting {
             self.phase = Phase::Left;
             effects.push(Effect::Leave);
         }

@@ -38,7 +38,9 @@ pub fn text(event: &Event) -> Option<String> {
             None => "rolled back to the beginning: there was no checkpoint yet".into(),
         },
         "scaled" => format!("{} workers are wanted, {} before", text("to"), text("from")),
-        "lease_expired" => format!("worker-{} lost task {}: no batch for too long", text("worker"), text("task")),
+        "lease_expired" => {
+            format!("worker-{} lost task {}: no batch for too long", text("worker"), text("task"))
+        }
         "stopping" => "stopping: workers finish their batches, then a checkpoint".into(),
         "exported" => format!("model exported: {}", text("output")),
         "warning" => format!("warning: {}", text("message")),
@@ -68,7 +70,8 @@ fn exited(event: &Event) -> String {
         (None, None) => "unknown cause".into(),
     };
     let mut text = format!("{name} died ({how}); a replacement is started");
-    for line in field("last_lines").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str) {
+    for line in field("last_lines").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
+    {
         text.push_str(&format!("\n         | {line}"));
     }
     text
@@ -87,7 +90,8 @@ fn value_text(value: &Value) -> String {
         Value::String(text) => text.clone(),
         Value::Number(n) if n.is_f64() => format!("{:.4}", n.as_f64().unwrap_or(f64::NAN)),
         Value::Object(fields) => {
-            let parts: Vec<String> = fields.iter().map(|(key, value)| format!("{key} {}", value_text(value))).collect();
+            let parts: Vec<String> =
+                fields.iter().map(|(key, value)| format!("{key} {}", value_text(value))).collect();
             parts.join(", ")
         }
         other => other.to_string(),

@@ -37,7 +37,7 @@ impl Live {
     /// Writes a line above the block.
     pub fn note(&mut self, text: &str) -> io::Result<()> {
         let lines = std::mem::take(&mut self.shown);
-        self.wipe_lines(lines.len())?;
+        self.wipe_lines(&lines)?;
         write!(self.out, "{}\r\n", text.replace("\n", "\r\n"))?;
         self.draw(lines)
     }
@@ -50,14 +50,17 @@ impl Live {
     }
 
     fn wipe(&mut self) -> io::Result<()> {
-        let lines = std::mem::take(&mut self.shown).len();
-        self.wipe_lines(lines)
+        let lines = std::mem::take(&mut self.shown);
+        self.wipe_lines(&lines)
     }
 
-    fn wipe_lines(&mut self, lines: usize) -> io::Result<()> {
+    fn wipe_lines(&mut self, lines: &[String]) -> io::Result<()> {
+        // A terminal that was made narrower meanwhile has broken the lines it shows.
+        let columns = terminal::size().map_or(usize::MAX, |(columns, _)| usize::from(columns).max(1));
+        let rows: usize = lines.iter().map(|line| visible_width(line).div_ceil(columns).max(1)).sum();
         queue!(self.out, terminal::BeginSynchronizedUpdate, cursor::MoveToColumn(0))?;
-        if lines > 0 {
-            queue!(self.out, cursor::MoveUp(lines as u16))?;
+        if rows > 0 {
+            queue!(self.out, cursor::MoveUp(rows.min(usize::from(u16::MAX)) as u16))?;
         }
         queue!(self.out, terminal::Clear(terminal::ClearType::FromCursorDown))
     }
@@ -77,5 +80,29 @@ impl Drop for Live {
     fn drop(&mut self) {
         let _ = queue!(self.out, terminal::EndSynchronizedUpdate, cursor::Show);
         let _ = self.out.flush();
+    }
+}
+
+/// Columns that a line takes: its characters without the colours between them.
+fn visible_width(line: &str) -> usize {
+    let mut width = 0;
+    let mut in_escape = false;
+    for c in line.chars() {
+        match c {
+            '\x1b' => in_escape = true,
+            'm' if in_escape => in_escape = false,
+            _ => width += usize::from(!in_escape),
+        }
+    }
+    width
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_take_no_room() {
+        assert_eq!(visible_width("\x1b[38;5;10m███\x1b[39m mm"), 6);
     }
 }

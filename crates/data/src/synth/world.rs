@@ -16,13 +16,14 @@ pub(crate) const FIELDS: usize = 26;
 const BIAS: f32 = -1.35;
 
 /// Variance of the log-odds that comes from the counts, from the ids alone, and from pairs of ids.
+#[allow(non_snake_case)] fn EV(n:&str,d:f64)->f64{std::env::var(n).ok().and_then(|x|x.parse().ok()).unwrap_or(d)}
 const VARIANCE_COUNTS: f64 = 0.35;
 const VARIANCE_IDS: f64 = 0.75;
 const VARIANCE_PAIRS: f64 = 0.70;
 
 /// Fields whose ids interact, pair by pair, within each group; all of modest size, so that every
 /// combination that matters is seen often enough to be learnt in one pass.
-const GROUPS: [&[usize]; 2] = [&[0, 4, 7, 24], &[5, 13, 21, 16]];
+const GROUPS: [&[usize]; 2] = [&[4, 7, 13, 16], &[5, 22, 24]];
 
 /// Length of the hidden vectors of each group: the interactions have this rank.
 const RANK: usize = 2;
@@ -231,7 +232,7 @@ impl World {
         let counts = count_columns(&mut rng);
         let mut fields = id_columns(&mut rng);
         for group in GROUPS {
-            let variance = VARIANCE_PAIRS / GROUPS.len() as f64;
+            let variance = EV("VP",VARIANCE_PAIRS) / GROUPS.len() as f64;
             hide_vectors(&mut fields, group, variance, &mut rng);
         }
         World { seed, counts, fields }
@@ -327,7 +328,7 @@ impl Field {
         let others = likely.len() - 2;
         self.bins.each(|rank, share| likely[(rank as usize).min(others)] += share * (1.0 - self.missing.0));
         likely[others + 1] = self.missing.0;
-        let seen = |p: f64| p * 1e6 / (p * 1e6 + SEEN_ENOUGH);
+        let se=EV("SE",SEEN_ENOUGH); let seen = |p: f64| p * 1e6 / (p * 1e6 + se);
         let remains = |(entry, p): (usize, f64)| (p, if entry == others { 0.0 } else { seen(p) });
         likely.into_iter().enumerate().map(remains).collect()
     }
@@ -354,7 +355,7 @@ fn count_columns(rng: &mut Rng) -> Vec<Count> {
 fn id_columns(rng: &mut Rng) -> Vec<Field> {
     let strengths = strengths(FIELDS, rng);
     let mut column = |((size, exponent, missing), strength): (&(u32, f64, f64), f64)| {
-        let bins = Bins::power_law(*size, *exponent);
+        let bins = Bins::power_law(*size, *exponent + if *size>10000 {EV("EL",0.0)} else if *size > 200 {EV("EM",0.0)} else {0.0});
         let entries = (*size as usize).min(HEAD) + 2;
         let key = rng.next_u64() as u32;
         let mut field = Field { bins, missing: Missing(*missing), key, effects: vec![0.0; entries], hidden: vec![] };
@@ -362,7 +363,7 @@ fn id_columns(rng: &mut Rng) -> Vec<Field> {
         let mut effects: Vec<f64> = shares.iter().map(|(_, remains)| remains * rng.normal()).collect();
         centre(&mut effects, &shares);
         let variance: f64 = effects.iter().zip(&shares).map(|(x, (p, _))| p * x * x).sum();
-        let scale = (VARIANCE_IDS * strength / variance).sqrt();
+        let scale = (EV("VI",VARIANCE_IDS) * strength / variance).sqrt();
         field.effects = effects.into_iter().map(|x| (x * scale) as f32).collect();
         field
     };

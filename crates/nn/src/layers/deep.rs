@@ -37,11 +37,6 @@ impl Deep {
         Deep { widths, weights, biases, out, inputs: Vec::new(), x: None, dx: None, device }
     }
 
-    /// How many records to pass at a time.
-    pub fn block_records(&self) -> usize {
-        std::env::var("BLOCK").ok().and_then(|b| b.parse().ok()).unwrap_or(512)
-    }
-
     /// Takes the values: weight and bias of each layer, then the output's weights.
     pub fn load(&mut self, tensors: &[&[f32]]) {
         assert_eq!(tensors.len(), 2 * self.weights.len() + 1, "two tensors per layer and the output");

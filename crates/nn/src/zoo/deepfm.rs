@@ -29,7 +29,6 @@ pub(super) fn classifier(
     let mut tensors = linear_tensors(numeric);
     tensors.extend(deep_tensors(embedding.line_width(), &spec.hidden));
     let deep = Deep::new(embedding.line_width(), &spec.hidden);
-    let block_records = deep.block_records();
     let network = Deepfm {
         shape: ModelShape { tables: vec![embedding_table(spec.embedding_dim)], tensors },
         embedding,
@@ -37,7 +36,7 @@ pub(super) fn classifier(
         pairs: PairwiseProducts::new(embedding),
         deep,
     };
-    Classifier::new(network, numeric, categorical, block_records)
+    Classifier::new(network, numeric, categorical)
 }
 
 impl Network for Deepfm {

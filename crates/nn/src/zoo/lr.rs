@@ -8,9 +8,6 @@ use crate::layers::classifier::{Block, Classifier, Network};
 use crate::layers::embedding::Embedding;
 use crate::layers::linear::Linear;
 
-/// Nothing is kept between layers, so this only bounds the memory.
-const BLOCK_RECORDS: usize = 1024;
-
 struct Lr {
     shape: ModelShape,
     embedding: Embedding,
@@ -24,7 +21,7 @@ pub(super) fn classifier(numeric: usize, categorical: usize) -> Classifier<impl 
         embedding: Embedding { fields: categorical, numeric, dim: 0 },
         linear: Linear::new(numeric),
     };
-    Classifier::new(network, numeric, categorical, BLOCK_RECORDS)
+    Classifier::new(network, numeric, categorical)
 }
 
 impl Network for Lr {

@@ -26,14 +26,13 @@ pub(super) fn classifier(
     let mut tensors = linear_tensors(numeric);
     tensors.extend(deep_tensors(embedding.line_width(), &spec.hidden));
     let deep = Deep::new(embedding.line_width(), &spec.hidden);
-    let block_records = deep.block_records();
     let network = WideDeep {
         shape: ModelShape { tables: vec![embedding_table(spec.embedding_dim)], tensors },
         embedding,
         linear: Linear::new(numeric),
         deep,
     };
-    Classifier::new(network, numeric, categorical, block_records)
+    Classifier::new(network, numeric, categorical)
 }
 
 impl Network for WideDeep {

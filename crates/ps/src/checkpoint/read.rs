@@ -46,7 +46,10 @@ pub fn restore(
             continue;
         };
         let Some(place) = ours.iter().position(|i| *i == tensor) else {
-            return Err(Error::damaged(&path, format!("it holds tensor number {tensor} of another partition")));
+            return Err(Error::damaged(
+                &path,
+                format!("it holds tensor number {tensor} of another partition"),
+            ));
         };
         tensors[place].0.extend_from_slice(batch.weights());
         tensors[place].1.extend_from_slice(batch.slots());
@@ -178,7 +181,10 @@ fn fill_table(partition: &mut Partition, batch: &Batch, path: &Path) -> Result<(
     let (width, per_row) = (table.shape().width(), table.slots());
     if weights.len() != ids.len() * width || slots.len() != ids.len() * per_row {
         let name = &table.shape().name;
-        return Err(Error::damaged(path, format!("rows of {name:?} are not {width} + {per_row} floats long")));
+        return Err(Error::damaged(
+            path,
+            format!("rows of {name:?} are not {width} + {per_row} floats long"),
+        ));
     }
     for (i, row) in ids.iter().enumerate() {
         let placed = partition_of_row(*row, partitions) == id;
@@ -224,7 +230,10 @@ fn check_belongs(head: &Head, model: &Model, id: PartitionId, path: &Path) -> Re
         return Err(Error::foreign(
             path,
             "place",
-            format!("{} of {} in the file, {id} of {} here", head.partition, head.partitions, model.partitions),
+            format!(
+                "{} of {} in the file, {id} of {} here",
+                head.partition, head.partitions, model.partitions
+            ),
         ));
     }
     if head.seed != model.seed {

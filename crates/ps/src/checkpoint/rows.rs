@@ -61,7 +61,10 @@ impl Reader {
     /// Checks lengths and checksums, given for partition 0 and on.
     pub fn verify(&self, sums: &[Sum]) -> Result<()> {
         assert_eq!(sums.len(), self.heads.len(), "there is a sum for every partition");
-        self.heads.iter().zip(sums).try_for_each(|(head, sum)| verify(&path_of(&self.dir, head.partition), *sum))
+        self.heads
+            .iter()
+            .zip(sums)
+            .try_for_each(|(head, sum)| verify(&path_of(&self.dir, head.partition), *sum))
     }
 
     /// The model.

@@ -48,7 +48,12 @@ impl Snapshot {
             let pieces = values.len().max(slots.len()).div_ceil(PIECE_FLOATS);
             for piece in 0..pieces {
                 let part = |all: &[f32]| all.chunks(PIECE_FLOATS).nth(piece).unwrap_or(&[]).to_vec();
-                chunks.push(Chunk { name, ids: vec![piece as u64], weights: part(values), slots: part(slots) });
+                chunks.push(Chunk {
+                    name,
+                    ids: vec![piece as u64],
+                    weights: part(values),
+                    slots: part(slots),
+                });
             }
         }
         let tables = shape.tables.iter().map(|t| t.name.clone());

@@ -34,10 +34,8 @@ fn train(partition: &mut Partition, shard: u32, batches: u64, rows: usize) {
             lease: LeaseId { term: 2, n: u64::from(shard) },
             records: 64,
         };
-        let tables = [
-            RowGradients { ids: &ids, gradients: &users },
-            RowGradients { ids: &ids, gradients: &items },
-        ];
+        let tables =
+            [RowGradients { ids: &ids, gradients: &users }, RowGradients { ids: &ids, gradients: &items }];
         let incarnation = partition.incarnation();
         partition.push(&Push { header, incarnation, tables: &tables, tensors: &tensors }).unwrap();
     }
@@ -188,8 +186,14 @@ fn a_file_of_another_model_names_what_differs() {
         assert!(error.contains("partition-002.arrow is of another model: "), "{error}");
         assert!(error.ends_with(expected), "{error}");
     };
-    refused(&|s| s.tables[1].parts[1].width = 4, "rows of table \"items\" have 2 weights in the file and 5 here");
-    refused(&|s| s.tables[0].name = "people".into(), "table \"users\" is in the file and not in this job's model");
+    refused(
+        &|s| s.tables[1].parts[1].width = 4,
+        "rows of table \"items\" have 2 weights in the file and 5 here",
+    );
+    refused(
+        &|s| s.tables[0].name = "people".into(),
+        "table \"users\" is in the file and not in this job's model",
+    );
     refused(&|s| s.tables.push(s.tables[0].clone()), "its tables are in another order");
     refused(&|s| s.tensors[0].shape = vec![5, 3], "tensor \"w1\" is [3, 5] in the file and [5, 3] here");
     refused(&|s| s.tensors[2].init = Initializer::Zeros, "tensor \"w2\" is born otherwise");
@@ -230,7 +234,8 @@ fn a_swapped_file_is_noticed() {
 fn an_arrow_file_of_somebody_else_is_no_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("partition-000.arrow");
-    let schema = arrow_schema::Schema::new(vec![arrow_schema::Field::new("x", arrow_schema::DataType::Int8, true)]);
+    let schema =
+        arrow_schema::Schema::new(vec![arrow_schema::Field::new("x", arrow_schema::DataType::Int8, true)]);
     let file = fs::File::create(&path).unwrap();
     arrow_ipc::writer::FileWriter::try_new(file, &schema).unwrap().finish().unwrap();
     let error = read_head(&path).unwrap_err();

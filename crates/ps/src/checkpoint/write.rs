@@ -16,16 +16,16 @@ use crate::checkpoint::snapshot::{Chunk, Snapshot};
 use crate::checkpoint::{COLUMNS, HEAD_KEY, Head, Sum, path_of};
 use crate::error::{Error, Result};
 
-/// Writes `snapshot` into `dir`, which exists, and tells what is on disk then.
+/// Writes `snapshot` into `dir`, which exists, and tells what the file holds then.
 ///
-/// The file is written under a temporary name, synced, renamed, and the directory synced. Where that
-/// fails the temporary file is removed, and a file of that name from before stays as it was.
+/// The file is written under a temporary name, synced and renamed. Where that fails the temporary file is
+/// removed, and a file of that name from before stays as it was. Once all files of a checkpoint are
+/// written, [`sync`] makes their names durable.
 pub fn write(snapshot: Snapshot, dir: &Path) -> Result<Sum> {
     let path = path_of(dir, snapshot.head.partition);
     let temporary = path.with_extension("arrow.tmp");
     let written = write_file(snapshot, &temporary).and_then(|sum| {
         std::fs::rename(&temporary, &path)?;
-        File::open(dir)?.sync_all()?;
         Ok(sum)
     });
     written.map_err(|e| {
@@ -33,6 +33,12 @@ pub fn write(snapshot: Snapshot, dir: &Path) -> Result<Sum> {
         let _ = std::fs::remove_file(&temporary);
         Error::io(format!("writing checkpoint file {}", path.display()), e)
     })
+}
+
+/// Makes the names of the files in `dir` durable.
+pub fn sync(dir: &Path) -> Result<()> {
+    let synced = File::open(dir).and_then(|dir| dir.sync_all());
+    synced.map_err(|e| Error::io(format!("syncing checkpoint directory {}", dir.display()), e))
 }
 
 fn write_file(snapshot: Snapshot, path: &Path) -> io::Result<Sum> {
@@ -72,7 +78,11 @@ fn item() -> Arc<Field> {
     Arc::new(Field::new("item", DataType::Float32, false))
 }
 
-fn to_batch(chunk: Chunk, schema: &SchemaRef, names: &ArrayRef) -> std::result::Result<RecordBatch, ArrowError> {
+fn to_batch(
+    chunk: Chunk,
+    schema: &SchemaRef,
+    names: &ArrayRef,
+) -> std::result::Result<RecordBatch, ArrowError> {
     let rows = chunk.ids.len();
     let keys = Int32Array::from_value(chunk.name as i32, rows);
     let columns: Vec<ArrayRef> = vec![

@@ -225,8 +225,8 @@ enum Event {
 }
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
-    let stray = (0..TASKS, 0..BATCHES, 0..6u64)
-        .prop_map(|(task, batch, lease)| Event::Stray { task, batch, lease });
+    let stray =
+        (0..TASKS, 0..BATCHES, 0..6u64).prop_map(|(task, batch, lease)| Event::Stray { task, batch, lease });
     let fence = (0..TASKS, 0..6u64).prop_map(|(task, lease)| Event::Fence { task, lease });
     proptest::collection::vec(prop_oneof![4 => stray, 1 => fence], 0..80)
 }

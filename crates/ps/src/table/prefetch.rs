@@ -1,6 +1,9 @@
 //! Asking the processor for memory before it is needed. A hint: it changes no result.
 
-#![allow(unsafe_code, reason = "the prefetch instruction has no safe form; it never faults and changes nothing")]
+#![allow(
+    unsafe_code,
+    reason = "the prefetch instruction has no safe form; it never faults and changes nothing"
+)]
 
 /// Bytes that the processor moves at once.
 const LINE_BYTES: usize = 64;

@@ -68,7 +68,8 @@ fn rows_do_not_depend_on_the_order_of_birth_nor_on_other_tables() {
     let reversed: Vec<u64> = ids.iter().rev().copied().collect();
     pulled(&mut backward, &reversed);
     assert_eq!(pulled(&mut forward, &ids), pulled(&mut backward, &ids));
-    let differing = pulled(&mut other, &ids).chunks(5).zip(pulled(&mut forward, &ids).chunks(5)).all(|(a, b)| a != b);
+    let differing =
+        pulled(&mut other, &ids).chunks(5).zip(pulled(&mut forward, &ids).chunks(5)).all(|(a, b)| a != b);
     assert!(differing, "two tables share a row");
 }
 
@@ -129,8 +130,7 @@ fn rows_come_back_by_birth_with_their_slots() {
 /// Goal: the bytes that issue 6 allows, 1.25 × (8 + 128) a row, at any fill of the index.
 #[test]
 fn a_row_of_sixteen_with_adagrad_takes_170_bytes_at_most() {
-    let shape =
-        TableShape { name: "t".into(), parts: vec![RowPart { width: 16, init: Initializer::Zeros }] };
+    let shape = TableShape { name: "t".into(), parts: vec![RowPart { width: 16, init: Initializer::Zeros }] };
     let mut table = Table::new(shape, 7, &Optimizer::new(ADAGRAD));
     let mut out = vec![0.0; 16 * 1000];
     for thousand in 0..300u64 {

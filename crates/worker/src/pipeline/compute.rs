@@ -44,8 +44,7 @@ impl Compute {
     pub fn run(&mut self) -> Result<()> {
         let mut own = Part::default();
         let mut evaluation: Option<Evaluation> = None;
-        loop {
-            let Ok(mut parcel) = self.common.gauges.time(Stage::Waiting, || self.pulled.recv()) else { break };
+        while let Ok(mut parcel) = self.common.gauges.time(Stage::Waiting, || self.pulled.recv()) {
             if self.common.stop.reached(Level::Stopped) {
                 break;
             }
@@ -93,7 +92,11 @@ impl Compute {
             own.probabilities.extend_from_slice(&part.probabilities);
         });
         if let Some(at) = own.probabilities.iter().position(|p| !p.is_finite()) {
-            return self.fail(task, flight.inputs.index, format!("a prediction is {}", own.probabilities[at]));
+            return self.fail(
+                task,
+                flight.inputs.index,
+                format!("a prediction is {}", own.probabilities[at]),
+            );
         }
         let claim = task.claim;
         if evaluation.as_ref().is_none_or(|e| e.claim != claim) {
@@ -211,7 +214,8 @@ impl Helper {
     }
 
     fn finish(&mut self) -> &Part {
-        let part = self.parts.recv().expect("a helper that panicked has been told of, and ends this thread too");
+        let part =
+            self.parts.recv().expect("a helper that panicked has been told of, and ends this thread too");
         self.part.insert(part)
     }
 }

@@ -4,79 +4,19 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use elasticdl_data::{BadRecord, Batch, Place};
+use elasticdl_data::Batch;
 use elasticdl_spec::TaskId;
 use elasticdl_wire::ps::PullMode;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::*;
 use crate::dedup::{Deduper, Keys};
-use crate::fake::{self, FakePartition, MemoryStore, OnPush, Op, PARTITIONS, ToyModel, World, lease, leased};
-use crate::source::Stream;
 use crate::stop::Level;
 use crate::store::Pulled;
-
-const RECORDS: usize = 20;
-
-/// Batches of tasks made up on the spot.
-struct ToySource {
-    batches: u64,
-    /// What is wrong with which batch.
-    spoil: BTreeMap<u64, Spoil>,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Spoil {
-    NotANumber,
-    BadRecords(usize),
-    Unreadable,
-    Empty,
-}
-
-struct ToyStream {
-    task: TaskId,
-    next: u64,
-    batches: u64,
-    spoil: BTreeMap<u64, Spoil>,
-}
-
-impl Source for ToySource {
-    fn open(&mut self, task: &LeasedTask) -> elasticdl_data::Result<Box<dyn Stream>> {
-        let (batches, spoil) = (self.batches, self.spoil.clone());
-        Ok(Box::new(ToyStream { task: task.claim.task, next: 0, batches, spoil }))
-    }
-}
-
-impl Stream for ToyStream {
-    fn next(&mut self) -> elasticdl_data::Result<Option<(u64, Batch, Vec<BadRecord>)>> {
-        let index = self.next;
-        if index == self.batches {
-            return Ok(None);
-        }
-        self.next += 1;
-        let mut batch = fake::batch(self.task, index, RECORDS);
-        let mut bad = vec![];
-        match self.spoil.get(&index) {
-            Some(Spoil::NotANumber) => batch.numeric[3] = f32::NAN,
-            Some(Spoil::Empty) => batch = Batch::default(),
-            Some(Spoil::BadRecords(n)) => bad.extend((0..*n as u64).map(|line| BadRecord {
-                path: "a.csv".into(),
-                place: Place::Line(line),
-                column: None,
-                reason: "no label".into(),
-            })),
-            Some(Spoil::Unreadable) => {
-                return Err(elasticdl_data::Error::Io {
-                    attempt: "read",
-                    path: "a.csv".into(),
-                    source: std::io::ErrorKind::NotFound.into(),
-                });
-            }
-            None => {}
-        }
-        Ok(Some((index, batch, bad)))
-    }
-}
+use crate::tests::{
+    self as fake, FakePartition, MemoryStore, OnPush, Op, PARTITIONS, RECORDS, Spoil, ToyModel, ToySource,
+    World, lease, leased,
+};
 
 /// How a pipeline is to be.
 struct Setup {
@@ -156,7 +96,9 @@ impl Rig {
     fn event(&mut self) -> Option<Event> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let deadline = Duration::from_secs(60);
-        runtime.block_on(async { tokio::time::timeout(deadline, self.events.recv()).await }).expect("an event")
+        runtime
+            .block_on(async { tokio::time::timeout(deadline, self.events.recv()).await })
+            .expect("an event")
     }
 
     fn end(mut self) {
@@ -203,9 +145,11 @@ fn serial(tasks: &[Arc<LeasedTask>], batches: u64) -> Vec<FakePartition> {
             let Batch { records, labels, numeric, .. } = &batch;
             let input = elasticdl_nn::Input { records: *records, numeric, labels, tables: &tables };
             model.train(&input, RECORDS, &mut gradients);
-            let header = elasticdl_wire::ps::PushHeader { task, batch: index, lease, records: RECORDS as u64 };
+            let header =
+                elasticdl_wire::ps::PushHeader { task, batch: index, lease, records: RECORDS as u64 };
             let versions = &pulled.versions;
-            let push = crate::store::Push { header, generation, keys: &keys, versions, gradients: &gradients };
+            let push =
+                crate::store::Push { header, generation, keys: &keys, versions, gradients: &gradients };
             store.push(&push).unwrap();
         }
     }
@@ -216,7 +160,8 @@ fn serial(tasks: &[Arc<LeasedTask>], batches: u64) -> Vec<FakePartition> {
 fn assert_close(one: &[FakePartition], other: &[FakePartition], tolerance: f32) {
     for (a, b) in one.iter().zip(other) {
         assert!(a.rows.keys().eq(b.rows.keys()) && a.tensors.keys().eq(b.tensors.keys()));
-        let weights = |p: &FakePartition| p.rows.values().chain(p.tensors.values()).flatten().copied().collect();
+        let weights =
+            |p: &FakePartition| p.rows.values().chain(p.tensors.values()).flatten().copied().collect();
         let (a, b): (Vec<f32>, Vec<f32>) = (weights(a), weights(b));
         for (x, y) in a.iter().zip(&b) {
             assert!((x - y).abs() <= tolerance, "{x} {y}");
@@ -294,7 +239,9 @@ fn a_number_that_is_none_stops_the_task_and_is_named() {
         assert_eq!(error, "the loss is NaN");
         for partition in lives(&world) {
             assert!(partition.applied.iter().all(|(_, batch)| *batch < 3));
-            assert!(partition.rows.values().chain(partition.tensors.values()).flatten().all(|w| w.is_finite()));
+            assert!(
+                partition.rows.values().chain(partition.tensors.values()).flatten().all(|w| w.is_finite())
+            );
         }
     }
 }
@@ -422,7 +369,9 @@ fn bad_records_are_told_and_too_many_fail_the_task_with_examples() {
         match rig.event().expect("the stages run") {
             Event::Wanted => rig.pipeline.give(Arc::clone(&tasks[0])),
             Event::Bad { total, examples, .. } => told.push((total, examples.len())),
-            Event::Ended { outcome: Outcome::Failed { error, batch: 4, user_error: true }, .. } => break error,
+            Event::Ended { outcome: Outcome::Failed { error, batch: 4, user_error: true }, .. } => {
+                break error;
+            }
             Event::Applied { .. } => {}
             other => panic!("{other:?}"),
         }
@@ -430,7 +379,9 @@ fn bad_records_are_told_and_too_many_fail_the_task_with_examples() {
     rig.end();
     assert_eq!(told, [(3, 3), (7, 5)]);
     assert!(
-        error.starts_with("7 malformed records in this task, and data.bad_records_max is 3: a.csv, line 0: no label;"),
+        error.starts_with(
+            "7 malformed records in this task, and data.bad_records_max is 3: a.csv, line 0: no label;"
+        ),
         "{error}"
     );
 }
@@ -471,7 +422,8 @@ fn a_dropped_task_is_not_pushed_any_more() {
         }
     }
     rig.end();
-    let expected = [in_order(std::slice::from_ref(&task), 2), in_order(std::slice::from_ref(&next), 6)].concat();
+    let expected =
+        [in_order(std::slice::from_ref(&task), 2), in_order(std::slice::from_ref(&next), 6)].concat();
     assert!(lives(&world).iter().all(|p| p.applied == expected));
 }
 

@@ -58,12 +58,7 @@ impl Connection {
     }
 
     /// Waits for the answer to `request`; it is then in `answer`.
-    pub fn receive(
-        &mut self,
-        kind: u32,
-        request: u64,
-        keep_waiting: &mut dyn FnMut() -> bool,
-    ) -> Result<()> {
+    pub fn receive(&mut self, kind: u32, request: u64, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
         let mut patient = Patient { stream: &self.stream, keep_waiting };
         if !self.answer.read(&mut patient, Limits::default())? {
             return Err(Error::io("waiting for a server's answer", ErrorKind::UnexpectedEof.into()));

@@ -116,8 +116,10 @@ mod tests {
 
     #[test]
     fn an_answer_that_was_overtaken_changes_nothing() {
-        let directory =
-            directory(vec![vec![place(0, 3, "new"), place(1, 1, "b")], vec![place(0, 2, "old"), place(1, 1, "b")]]);
+        let directory = directory(vec![
+            vec![place(0, 3, "new"), place(1, 1, "b")],
+            vec![place(0, 2, "old"), place(1, 1, "b")],
+        ]);
         let new = directory.refresh().unwrap();
         let late = directory.refresh().unwrap();
         assert!(Arc::ptr_eq(&new, &late));

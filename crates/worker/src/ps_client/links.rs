@@ -51,6 +51,9 @@ impl Pending {
     }
 }
 
+type Fill<'a> = dyn FnMut(&mut Frame, u64, &[(PartitionId, u64)]) + 'a;
+type Take<'a> = dyn FnMut(Payload<'_>, &mut Pending) -> elasticdl_wire::Result<()> + 'a;
+
 /// A request to all partitions.
 pub(super) struct Ask<'a> {
     /// What is done, for errors.
@@ -62,9 +65,9 @@ pub(super) struct Ask<'a> {
     /// Give up when the topology is not of this generation.
     pub within: Option<Generation>,
     /// Fills the request for some partitions, each with its incarnation.
-    pub fill: &'a mut dyn FnMut(&mut Frame, u64, &[(PartitionId, u64)]),
+    pub fill: &'a mut Fill<'a>,
     /// Reads an answer and says which partitions need not be asked again.
-    pub take: &'a mut dyn FnMut(Payload<'_>, &mut Pending) -> elasticdl_wire::Result<()>,
+    pub take: &'a mut Take<'a>,
 }
 
 /// What became of a request.
@@ -102,7 +105,8 @@ impl Links {
     pub fn new(directory: Arc<Directory>, token: Token, worker: u32, stop: Stop) -> Self {
         let topology = directory.known();
         let backoff = Backoff::new(PAUSE_FIRST, PAUSE_LONGEST, u64::from(worker));
-        let mut links = Links { directory, token, worker, stop, topology, links: vec![], request: 0, backoff };
+        let mut links =
+            Links { directory, token, worker, stop, topology, links: vec![], request: 0, backoff };
         links.regroup();
         links
     }
@@ -206,12 +210,7 @@ impl Links {
         connection.send(&mut wait)
     }
 
-    fn receive(
-        &mut self,
-        at: usize,
-        ask: &mut Ask<'_>,
-        pending: &mut Pending,
-    ) -> elasticdl_wire::Result<()> {
+    fn receive(&mut self, at: usize, ask: &mut Ask<'_>, pending: &mut Pending) -> elasticdl_wire::Result<()> {
         let link = &mut self.links[at];
         let (directory, stop, until) = (&self.directory, &self.stop, ask.until);
         let mut wait = || keep_waiting(directory, stop, until, &link.address, &link.asked);
@@ -241,8 +240,10 @@ impl Links {
                 link.parts.push(partition);
                 continue;
             }
-            let connection =
-                old.iter_mut().find(|link| link.address == place.address).and_then(|link| link.connection.take());
+            let connection = old
+                .iter_mut()
+                .find(|link| link.address == place.address)
+                .and_then(|link| link.connection.take());
             self.links.push(Link {
                 address: place.address.clone(),
                 parts: vec![partition],

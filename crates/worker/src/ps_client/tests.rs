@@ -10,8 +10,8 @@ use elasticdl_wire::ps::PushHeader;
 use super::*;
 use crate::dedup::Deduper;
 use crate::error::Error;
-use crate::fake::{FakeServer, Fault, PARTITIONS, World, batch, lease, shape};
 use crate::store::Generation;
+use crate::tests::{FakeServer, Fault, PARTITIONS, World, batch, lease, shape};
 
 const TOKEN: &str = "0123456789abcdef";
 const TASK: TaskId = TaskId { purpose: elasticdl_spec::Purpose::Train, epoch: 0, shard: 3 };

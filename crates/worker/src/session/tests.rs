@@ -186,6 +186,8 @@ fn a_lease_that_crosses_the_drain_is_given_back() {
     let mut rig = Rig::default();
     rig.step(Input::Wanted);
     rig.step(Input::Drain);
+    assert_eq!(rig.step(Input::StagesEnded), [], "the answer is waited for");
     let effects = rig.step(Input::Leased(claim(4), shard()));
     assert_eq!((report(&effects).claim, &report(&effects).state), (claim(4), &State::Returned));
+    assert_eq!(rig.step(Input::Reported { held: true }), [Effect::Leave]);
 }

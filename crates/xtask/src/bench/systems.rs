@@ -91,7 +91,8 @@ impl Setup {
         let text = serde_json::to_string_pretty(&self.job(case, &name)).context("write the job")?;
         fs::write(&job, text).with_context(|| format!("write {}", job.display()))?;
         let mut command = self.pinned(&self.binary);
-        command.current_dir(directory.path()).arg("train").arg(&job).arg("--json");
+        command.current_dir(directory.path()).env("ELASTICDL_HOME", directory.path().join("home"));
+        command.arg("train").arg(&job).arg("--json");
         let line = last_line(&mut command)?;
         finished(&line).with_context(|| format!("read the result of ours from {line:?}"))
     }

@@ -1,9 +1,11 @@
 //! For tests: parameter servers in memory that follow the rules of the protocol, a small model, records.
 //!
 //! [`World`] holds the partitions; [`MemoryStore`] is a [`Store`] on it without sockets, and
-//! `fake/server.rs` serves it over frames. Rows learn by plain descent with a step of 1.
+//! `tests/server.rs` serves it over frames. Rows learn by plain descent with a step of 1.
 
+mod chaos;
 mod server;
+mod source;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,9 +14,7 @@ use elasticdl_nn::{Gradients, Input, Model};
 use elasticdl_spec::mix::{Rng, mix2};
 use elasticdl_spec::placement::partition_of_tensor;
 use elasticdl_spec::shape::RowPart;
-use elasticdl_spec::{
-    Initializer, LeaseId, ModelShape, PartitionId, Shard, TableShape, TaskId, TensorShape,
-};
+use elasticdl_spec::{Initializer, LeaseId, ModelShape, PartitionId, Shard, TableShape, TaskId, TensorShape};
 use elasticdl_wire::ps::{Answer, PullMode, PushHeader, Status};
 
 use crate::dedup::Keys;
@@ -22,7 +22,8 @@ use crate::error::{Error, Result};
 use crate::store::{Fence, Generation, Pulled, Push, Pushed, Store};
 use crate::task::{Claim, LeasedTask};
 
-pub(crate) use self::server::{Fault, FakeServer};
+pub(crate) use self::server::{FakeServer, Fault};
+pub(crate) use self::source::{RECORDS, Spoil, ToySource};
 
 pub(crate) const PARTITIONS: u32 = 3;
 pub(crate) const FIELDS: usize = 4;
@@ -77,17 +78,45 @@ pub(crate) struct World {
     pub shape: ModelShape,
     pub partitions: Vec<FakePartition>,
     pub ops: Vec<Op>,
+    /// What happens when so many frames have come.
+    pub troubles: BTreeMap<u64, Trouble>,
+    pub frames: u64,
+    saved: Vec<FakePartition>,
+}
+
+/// What a server's frames may meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// All partitions are saved.
+    Save,
+    /// A partition dies, and comes back as it was saved.
+    Kill(usize),
 }
 
 impl World {
     pub fn new(shape: ModelShape) -> Self {
         assert_eq!(shape.tables.len(), 1, "the models that ship have one table");
-        let mut partitions = vec![FakePartition { incarnation: 1, ..Default::default() }; PARTITIONS as usize];
+        let mut partitions =
+            vec![FakePartition { incarnation: 1, ..Default::default() }; PARTITIONS as usize];
         for (i, tensor) in shape.tensors.iter().enumerate() {
             let home = partition_of_tensor(&tensor.name, PARTITIONS).0 as usize;
             partitions[home].tensors.insert(i, tensor.init_values(7));
         }
-        World { shape, partitions, ops: vec![] }
+        let saved = partitions.clone();
+        World { shape, partitions, ops: vec![], troubles: BTreeMap::new(), frames: 0, saved }
+    }
+
+    /// A frame has come: time for trouble?
+    pub fn frame(&mut self) {
+        self.frames += 1;
+        match self.troubles.remove(&self.frames) {
+            Some(Trouble::Save) => self.saved.clone_from(&self.partitions),
+            Some(Trouble::Kill(partition)) => {
+                let saved = self.saved[partition].clone();
+                self.restore(partition, &saved);
+            }
+            None => {}
+        }
     }
 
     pub fn shared() -> Arc<Mutex<World>> {

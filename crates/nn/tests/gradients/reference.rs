@@ -127,7 +127,7 @@ pub fn autodiff(case: &Case, batch_records: usize) -> (f64, Gradients) {
     let loss = f64::from(sum.clone().into_scalar::<f32>());
     let found = (sum / batch_records as f32).backward();
     let values = |t: &Tensor<2>| {
-        let gradient = t.grad(&found).map(|g| g.into_data().to_vec::<f32>().expect("f32"));
+        let gradient = t.grad(&found).map(|g| g.into_data().try_to_vec::<f32>().expect("f32"));
         gradient.unwrap_or_else(|| vec![0.0; t.shape().num_elements()])
     };
     let mut gradients = Gradients { tables: vec![values(&rows)], tensors: Vec::new() };

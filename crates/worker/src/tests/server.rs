@@ -101,6 +101,7 @@ fn serve(mut stream: TcpStream, shared: &Shared) -> elasticdl_wire::Result<()> {
                 return Ok(());
             }
             let mut world = shared.world.lock().unwrap();
+            world.frame();
             carry_out(&request, &mut answer, &mut world, fault)?;
             if fault == Fault::CloseAfter {
                 return Ok(());

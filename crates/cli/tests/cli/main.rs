@@ -1,0 +1,19 @@
+//! The binary as people use it: real processes, a home of their own, data that is made on the spot.
+//!
+//! - [`help`], [`settings`], [`bad_input`]: what is said before anything starts.
+//! - [`jobs`], [`models`]: whole jobs, steered while they run, and what is made of them.
+//! - [`faults`]: processes killed while they train, damaged files, wrong tokens.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "tests may panic, and these wait for other processes with a deadline"
+)]
+
+mod bad_input;
+mod faults;
+mod help;
+mod jobs;
+mod models;
+mod settings;
+mod world;
