@@ -166,10 +166,10 @@ impl Tasks {
     /// A worker has done batches of a task, `records` of them since it last said so, and met `bad`
     /// malformed records in the task so far.
     pub fn progress(&mut self, now: Duration, task: TaskId, id: LeaseId, records: u64, bad: u64) -> Held {
-        match self.leased.get_mut(&task).filter(|lease| lease.id == id) {
-            Some(lease) => {
+        match self.leased.get(&task).filter(|lease| lease.id == id).map(|lease| lease.worker) {
+            Some(worker) => {
                 if records > 0 {
-                    lease.renewed = now;
+                    self.renew(now, worker);
                 }
                 *self.partial.entry(task).or_default() += records;
                 let known = self.bad.entry(task).or_default();
@@ -277,6 +277,13 @@ impl Tasks {
             todo: (self.todo.len() + self.again.len()) as u64,
             leased: self.leased.len() as u64,
             done: self.done.tasks(),
+        }
+    }
+
+    /// A worker that gets batches done keeps all it holds: the task it reads ahead waits for this one.
+    fn renew(&mut self, now: Duration, worker: WorkerId) {
+        for lease in self.leased.values_mut().filter(|lease| lease.worker == worker) {
+            lease.renewed = now;
         }
     }
 

@@ -188,11 +188,14 @@ impl Partition {
     /// The only place where rows, tensors, mark, version and audit change.
     fn apply(&mut self, push: &Push<'_>) -> u64 {
         let PushHeader { task, batch, lease, records } = push.header;
-        for (table, rows) in self.tables.iter_mut().zip(push.tables) {
-            table.push(rows.ids, rows.gradients, &self.optimizer);
-        }
-        for (tensor, gradient) in self.tensors.iter_mut().zip(push.tensors) {
-            tensor.push(gradient, &self.optimizer);
+        // A batch of which every record was set aside teaches nothing, and moves the mark all the same.
+        if records > 0 {
+            for (table, rows) in self.tables.iter_mut().zip(push.tables) {
+                table.push(rows.ids, rows.gradients, &self.optimizer);
+            }
+            for (tensor, gradient) in self.tensors.iter_mut().zip(push.tensors) {
+                tensor.push(gradient, &self.optimizer);
+            }
         }
         self.memory.audit.count(task, batch, records);
         self.memory.version += 1;

@@ -127,7 +127,7 @@ pub const SETTINGS: &[Setting] = &[
     setting("workers.count", Rule::Count { min: 1, max: 1024 }, Value("1"), "Workers at the start; `elasticdl scale` changes it."),
     setting("workers.max", Rule::Count { min: 1, max: 1024 }, Value("16"), "Never more workers than that."),
     setting("workers.threads", Rule::Count { min: 1, max: 256 }, Value("1"), "Compute threads in each worker; a batch is cut into as many parts."),
-    setting("workers.pipeline", Rule::Count { min: 1, max: 64 }, Value("4"), "Batches under way in a worker, from read to pushed; 1: strictly one after the other."),
+    setting("workers.pipeline", Rule::Count { min: 1, max: 64 }, Value("4"), "Batches between their pull and their acknowledged push in a worker; 1: strictly one after the other."),
     setting("servers.count", Rule::Count { min: 1, max: 1024 }, Value("1"), "Parameter servers."),
     setting("servers.partitions", Rule::Count { min: 1, max: 4096 }, Value("8"), "Parts that tables and tensors are dealt in; fixed for the life of the job."),
     setting("checkpoint.dir", Rule::Text, Unset, "Where checkpoints go; unset: into the job's own directory."),

@@ -26,38 +26,41 @@ impl Default for Limits {
     }
 }
 
-/// A frame to fill and send, or one that was received. Reused between calls: it only grows.
+/// A frame to fill and send, or one that was received. Reused between calls: it only grows, and what
+/// is about to be overwritten is not cleared first.
 #[derive(Debug, Default)]
 pub struct Frame {
+    /// Room; the frame is the first `len` words of it.
     words: Vec<u64>,
+    len: usize,
 }
 
 impl Frame {
     /// Begins a new frame of this kind.
     pub fn begin(&mut self, kind: u32, request: u64) {
-        self.words.clear();
-        self.words.extend([u64::from(kind), request]);
+        self.len = 0;
+        self.put_all(&[u64::from(kind), request]);
     }
 
     /// What the frame is; see [`crate::ps`].
     pub fn kind(&self) -> u32 {
-        self.words.first().map_or(0, |w| *w as u32)
+        self.filled().first().map_or(0, |w| *w as u32)
     }
 
     /// The number that ties an answer to its request.
     pub fn request(&self) -> u64 {
-        self.words.get(1).copied().unwrap_or(0)
+        self.filled().get(1).copied().unwrap_or(0)
     }
 
     /// Appends a word.
     #[inline]
     pub fn put(&mut self, word: u64) {
-        self.words.push(word);
+        self.grow(1)[0] = word;
     }
 
     /// Appends words.
     pub fn put_all(&mut self, words: &[u64]) {
-        self.words.extend_from_slice(words);
+        self.grow(words.len()).copy_from_slice(words);
     }
 
     /// Appends floats, two to a word, the last one padded.
@@ -65,54 +68,73 @@ impl Frame {
         self.grow_floats(floats.len()).copy_from_slice(floats);
     }
 
-    /// Appends room for `count` floats and hands it out to be filled; it starts as zeros.
+    /// Appends room for `count` floats and hands it out to be filled, every one of them: what it holds
+    /// now is left over from an earlier frame.
     pub fn grow_floats(&mut self, count: usize) -> &mut [f32] {
-        let start = self.words.len();
-        self.words.resize(start + count.div_ceil(2), 0);
-        &mut bytemuck::cast_slice_mut(&mut self.words[start..])[..count]
+        let room: &mut [f32] = bytemuck::cast_slice_mut(self.grow(count.div_ceil(2)));
+        if let Some(padding) = room.get_mut(count) {
+            *padding = 0.0;
+        }
+        &mut room[..count]
     }
 
     /// Appends bytes with their length before them.
     pub fn put_bytes(&mut self, bytes: &[u8]) {
         self.put(bytes.len() as u64);
-        let start = self.words.len();
-        self.words.resize(start + bytes.len().div_ceil(8), 0);
-        bytemuck::cast_slice_mut::<u64, u8>(&mut self.words[start..])[..bytes.len()].copy_from_slice(bytes);
+        let room: &mut [u8] = bytemuck::cast_slice_mut(self.grow(bytes.len().div_ceil(8)));
+        let (text, padding) = room.split_at_mut(bytes.len());
+        text.copy_from_slice(bytes);
+        padding.fill(0);
+    }
+
+    /// Appends `count` words and hands them out to be filled.
+    fn grow(&mut self, count: usize) -> &mut [u64] {
+        let start = self.len;
+        self.len += count;
+        if self.words.len() < self.len {
+            self.words.resize(self.len.max(start * 2), 0);
+        }
+        &mut self.words[start..self.len]
+    }
+
+    fn filled(&self) -> &[u64] {
+        &self.words[..self.len]
     }
 
     /// The position of the next word, for [`Frame::set`].
     pub fn position(&self) -> usize {
-        self.words.len()
+        self.len
     }
 
     /// Overwrites a word put before.
     pub fn set(&mut self, position: usize, word: u64) {
+        assert!(position < self.len, "only what was put is overwritten");
         self.words[position] = word;
     }
 
     /// Bytes on the wire.
     pub fn bytes(&self) -> usize {
-        self.words.len() * 8
+        self.len * 8
     }
 
     /// Reads the payload from its start.
     pub fn payload(&self) -> Payload<'_> {
-        Payload { words: self.words.get(HEADER_WORDS..).unwrap_or(&[]) }
+        Payload { words: self.filled().get(HEADER_WORDS..).unwrap_or(&[]) }
     }
 
     /// Sends it.
     pub fn write(&mut self, stream: &mut impl Write) -> std::io::Result<()> {
-        assert!(self.words.len() >= HEADER_WORDS, "a frame is begun before it is sent");
-        let payload = (self.words.len() - HEADER_WORDS) as u64;
+        assert!(self.len >= HEADER_WORDS, "a frame is begun before it is sent");
+        let payload = (self.len - HEADER_WORDS) as u64;
         assert!(payload < 1 << 32, "a frame's length fits its header");
         self.words[0] = u64::from(self.kind()) | (payload << 32);
-        stream.write_all(bytemuck::cast_slice(&self.words))
+        stream.write_all(bytemuck::cast_slice(self.filled()))
     }
 
     /// Receives the next frame into this one. `Ok(false)`: the peer closed between two frames.
     pub fn read(&mut self, stream: &mut impl Read, limits: Limits) -> Result<bool> {
-        self.words.resize(HEADER_WORDS, 0);
-        if !read_header(stream, bytemuck::cast_slice_mut(&mut self.words[..]))? {
+        self.len = 0;
+        if !read_header(stream, bytemuck::cast_slice_mut(self.grow(HEADER_WORDS)))? {
             return Ok(false);
         }
         let payload = (self.words[0] >> 32) as usize;
@@ -124,11 +146,11 @@ impl Frame {
             )));
         }
         let end = HEADER_WORDS + payload;
-        while self.words.len() < end {
-            let start = self.words.len();
-            self.words.resize(end.min(start + STEP_WORDS.max(start)), 0);
+        while self.len < end {
+            // Room that is there already costs nothing; new room is made as data arrives.
+            let step = (end - self.len).min(STEP_WORDS.max(self.words.len() - self.len));
             stream
-                .read_exact(bytemuck::cast_slice_mut(&mut self.words[start..]))
+                .read_exact(bytemuck::cast_slice_mut(self.grow(step)))
                 .map_err(|e| Error::io("reading a frame", e))?;
         }
         Ok(true)

@@ -14,7 +14,7 @@
 //! | PUSH | task, batch, lease term, lease n, records, n, [partition, incarnation, version pulled, [count, ids, gradients] per table, tensors' gradients] × n |
 //! | PUSHED | n, [partition, status, mark, version] × n |
 //! | FENCE | task, lease term, lease n, n, [partition, incarnation] × n |
-//! | FENCED | n, [partition, status, mark] × n |
+//! | FENCED | like PUSHED |
 //!
 //! A connection's requests are answered in the order in which they came, so several may be under way.
 

@@ -10,6 +10,7 @@
 //! - [`source`]: where batches come from.
 //! - [`dedup`]: a batch's ids become unique ids by partition; pure and hot.
 //! - [`store`]: what the stages ask of the servers; [`ps_client`]: the servers over TCP.
+//! - `master`: the calls to the master, tried until they are answered; [`silence`]: how long it was not heard.
 //! - [`gauges`], [`stop`], [`error`]: what it costs, how it ends, what can go wrong.
 
 pub mod dedup;

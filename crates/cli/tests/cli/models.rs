@@ -1,6 +1,7 @@
 //! Exported models: used without servers, whole or refused.
 
 use std::fs;
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -107,15 +108,33 @@ fn the_adult_examples_reach_what_they_promise() {
         return;
     };
     let world = World::new();
-    let examples = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     for name in ["adult-wide-deep", "adult-deepfm"] {
-        let file = examples.join(format!("{name}.yaml"));
+        let file = example(name);
         let (train, test) =
             (format!("data.train={}", train.display()), format!("data.validate={}", test.display()));
-        let run =
-            world.run(&["train", &file.display().to_string(), "--set", &train, "--set", &test, "--json"]);
+        let run = world.run(&["train", &file, "--set", &train, "--set", &test, "--json"]);
         let last = run.last_json();
         assert!(last["auc"].as_f64() >= Some(0.905), "{name}: {last}");
         assert!(last["logloss"].as_f64() <= Some(0.32), "{name}: {last}");
     }
+}
+
+#[test]
+fn the_quick_start_learns_nearly_all_that_can_be_learned_and_lr_cannot() {
+    let world = World::new();
+    let gap = |name: &str| {
+        let run = world.run(&["train", &example(name), "--json"]);
+        let last = run.last_json();
+        assert_eq!((&last["outcome"], run.code), (&"done".into(), Some(0)), "{}", run.stderr);
+        last["logloss"].as_f64().unwrap() - last["best_logloss"].as_f64().unwrap()
+    };
+    let (deepfm, lr) = (gap("deepfm"), gap("lr"));
+    assert!(deepfm < 0.01, "deepfm is {deepfm} above the planted optimum");
+    assert!(lr > deepfm + 0.01, "lr is only {lr} above the planted optimum, deepfm {deepfm}");
+}
+
+/// The path of a job file that ships.
+fn example(name: &str) -> String {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    examples.join(format!("{name}.yaml")).display().to_string()
 }

@@ -2,7 +2,7 @@
 //!
 //! A record is a pure function of (seed, split, row), so files, formats and threads don't matter.
 //! Fields are independent. The log-odds of the label are a constant, plus one effect per count, plus
-//! one effect per id, plus inner products between the ids of two groups of fields. Every part is
+//! one effect per id, plus inner products between the ids of some fields. Every part is
 //! centred and scaled to a stated variance under the distribution it is drawn from, whatever the
 //! seed: that pins how good the best model is, and how much of it a linear model can see.
 
@@ -16,20 +16,20 @@ pub(crate) const FIELDS: usize = 26;
 const BIAS: f32 = -1.35;
 
 /// Variance of the log-odds that comes from the counts, from the ids alone, and from pairs of ids.
-#[allow(non_snake_case)] fn EV(n:&str,d:f64)->f64{std::env::var(n).ok().and_then(|x|x.parse().ok()).unwrap_or(d)}
 const VARIANCE_COUNTS: f64 = 0.35;
-const VARIANCE_IDS: f64 = 0.75;
-const VARIANCE_PAIRS: f64 = 0.70;
+const VARIANCE_IDS: f64 = 0.95;
+const VARIANCE_PAIRS: f64 = 0.60;
 
-/// Fields whose ids interact, pair by pair, within each group; all of modest size, so that every
-/// combination that matters is seen often enough to be learnt in one pass.
-const GROUPS: [&[usize]; 2] = [&[4, 7, 13, 16], &[5, 22, 24]];
+/// Fields whose ids interact, each with each; all of modest size, so that every combination that
+/// matters is seen often enough to be learnt in one pass.
+const GROUP: [usize; 6] = [4, 5, 7, 13, 16, 22];
 
-/// Length of the hidden vectors of each group: the interactions have this rank.
-const RANK: usize = 2;
+/// Length of the hidden vectors of their ids: the interactions have this rank. A higher one would
+/// spread the same variance over more directions, and each takes longer to be found.
+const RANK: usize = 3;
 
 /// Ids that are seen less often than this in a million records hardly matter: one could not learn them.
-const SEEN_ENOUGH: f64 = 1500.0;
+const SEEN_ENOUGH: f64 = 3000.0;
 
 /// Ids beyond this rank carry no signal at all.
 const HEAD: usize = 4096;
@@ -37,32 +37,32 @@ const HEAD: usize = 4096;
 /// Number of distinct ids, exponent of their power law and share of missing values, by field. Sizes
 /// are Criteo's, the largest cut down so that a laptop holds the tables.
 const SHAPES: [(u32, f64, f64); FIELDS] = [
-    (1_400, 1.25, 0.0),
-    (550, 1.2, 0.0),
-    (300_000, 1.12, 0.03),
-    (120_000, 1.15, 0.03),
-    (300, 1.3, 0.0),
+    (1_400, 1.4, 0.0),
+    (550, 1.35, 0.0),
+    (300_000, 1.27, 0.03),
+    (120_000, 1.3, 0.03),
+    (300, 1.45, 0.0),
     (20, 1.1, 0.12),
-    (12_000, 1.1, 0.0),
-    (600, 1.25, 0.0),
+    (12_000, 1.25, 0.0),
+    (600, 1.4, 0.0),
     (3, 1.0, 0.0),
-    (60_000, 1.2, 0.0),
-    (5_500, 1.15, 0.0),
-    (280_000, 1.12, 0.03),
-    (3_100, 1.15, 0.0),
+    (60_000, 1.35, 0.0),
+    (5_500, 1.3, 0.0),
+    (280_000, 1.27, 0.03),
+    (3_100, 1.3, 0.0),
     (26, 1.0, 0.0),
-    (12_500, 1.2, 0.0),
-    (240_000, 1.12, 0.03),
+    (12_500, 1.35, 0.0),
+    (240_000, 1.27, 0.03),
     (10, 0.9, 0.0),
-    (5_600, 1.15, 0.0),
-    (2_100, 1.3, 0.44),
+    (5_600, 1.3, 0.0),
+    (2_100, 1.45, 0.44),
     (4, 0.8, 0.44),
-    (260_000, 1.12, 0.03),
+    (260_000, 1.27, 0.03),
     (17, 1.0, 0.76),
     (15, 1.1, 0.0),
-    (90_000, 1.15, 0.03),
+    (90_000, 1.3, 0.03),
     (100, 1.1, 0.44),
-    (60_000, 1.18, 0.44),
+    (60_000, 1.33, 0.44),
 ];
 
 /// Mean and deviation of the logarithm of each count, its offset, and its share of missing values.
@@ -231,10 +231,7 @@ impl World {
         let mut rng = Rng::new(mix2(seed, hash_text("world")));
         let counts = count_columns(&mut rng);
         let mut fields = id_columns(&mut rng);
-        for group in GROUPS {
-            let variance = EV("VP",VARIANCE_PAIRS) / GROUPS.len() as f64;
-            hide_vectors(&mut fields, group, variance, &mut rng);
-        }
+        hide_vectors(&mut fields, &mut rng);
         World { seed, counts, fields }
     }
 
@@ -256,18 +253,18 @@ impl World {
             logit += self.fields[at].effects[self.fields[at].entry(rank)];
             rank
         });
-        logit += GROUPS.iter().map(|group| self.pairs(group, &ranks)).sum::<f32>();
+        logit += self.pairs(&ranks);
         let ids = std::array::from_fn(|at| ranks[at].map(|rank| self.fields[at].id(rank)));
         let label = rng.uniform() < probability(logit);
         Drawn { label, logit, counts, ranks, ids }
     }
 
-    /// The sum over all pairs of fields in a group of the inner products of their ids' vectors.
-    fn pairs(&self, group: &[usize], ranks: &[Option<u32>; FIELDS]) -> f32 {
+    /// The sum of the inner products of the vectors of all pairs of ids that interact.
+    fn pairs(&self, ranks: &[Option<u32>; FIELDS]) -> f32 {
         let (mut sums, mut squares) = ([0.0; RANK], 0.0);
-        for at in group {
-            let field = &self.fields[*at];
-            for (sum, x) in sums.iter_mut().zip(field.hidden[field.entry(ranks[*at])]) {
+        for at in GROUP {
+            let field = &self.fields[at];
+            for (sum, x) in sums.iter_mut().zip(field.hidden[field.entry(ranks[at])]) {
                 *sum += x;
                 squares += x * x;
             }
@@ -328,7 +325,7 @@ impl Field {
         let others = likely.len() - 2;
         self.bins.each(|rank, share| likely[(rank as usize).min(others)] += share * (1.0 - self.missing.0));
         likely[others + 1] = self.missing.0;
-        let se=EV("SE",SEEN_ENOUGH); let seen = |p: f64| p * 1e6 / (p * 1e6 + se);
+        let seen = |p: f64| p * 1e6 / (p * 1e6 + SEEN_ENOUGH);
         let remains = |(entry, p): (usize, f64)| (p, if entry == others { 0.0 } else { seen(p) });
         likely.into_iter().enumerate().map(remains).collect()
     }
@@ -355,7 +352,7 @@ fn count_columns(rng: &mut Rng) -> Vec<Count> {
 fn id_columns(rng: &mut Rng) -> Vec<Field> {
     let strengths = strengths(FIELDS, rng);
     let mut column = |((size, exponent, missing), strength): (&(u32, f64, f64), f64)| {
-        let bins = Bins::power_law(*size, *exponent + if *size>10000 {EV("EL",0.0)} else if *size > 200 {EV("EM",0.0)} else {0.0});
+        let bins = Bins::power_law(*size, *exponent);
         let entries = (*size as usize).min(HEAD) + 2;
         let key = rng.next_u64() as u32;
         let mut field = Field { bins, missing: Missing(*missing), key, effects: vec![0.0; entries], hidden: vec![] };
@@ -363,21 +360,21 @@ fn id_columns(rng: &mut Rng) -> Vec<Field> {
         let mut effects: Vec<f64> = shares.iter().map(|(_, remains)| remains * rng.normal()).collect();
         centre(&mut effects, &shares);
         let variance: f64 = effects.iter().zip(&shares).map(|(x, (p, _))| p * x * x).sum();
-        let scale = (EV("VI",VARIANCE_IDS) * strength / variance).sqrt();
+        let scale = (VARIANCE_IDS * strength / variance).sqrt();
         field.effects = effects.into_iter().map(|x| (x * scale) as f32).collect();
         field
     };
     SHAPES.iter().zip(strengths).map(&mut column).collect()
 }
 
-/// Gives the ids of a group of fields vectors whose inner products have this variance in all.
-fn hide_vectors(fields: &mut [Field], group: &[usize], variance: f64, rng: &mut Rng) {
+/// Gives the ids of the fields that interact their vectors.
+fn hide_vectors(fields: &mut [Field], rng: &mut Rng) {
     // Second moments of the vectors, field by field. Centred vectors of independent fields make
     // every pair's variance the inner product of the two moments, and pairs uncorrelated.
     let mut moments = Vec::new();
     let mut vectors = Vec::new();
-    for at in group {
-        let shares = fields[*at].shares();
+    for at in GROUP {
+        let shares = fields[at].shares();
         let parts: Vec<Vec<f64>> = (0..RANK)
             .map(|_| {
                 let mut part: Vec<f64> = shares.iter().map(|(_, remains)| remains * rng.normal()).collect();
@@ -398,10 +395,10 @@ fn hide_vectors(fields: &mut [Field], group: &[usize], variance: f64, rng: &mut 
     for (n, a) in moments.iter().enumerate() {
         total += moments[..n].iter().flat_map(|b| a.iter().zip(b)).map(|(x, y)| x * y).sum::<f64>();
     }
-    let scale = (variance / total).powf(0.25);
-    for (at, parts) in group.iter().zip(vectors) {
+    let scale = (VARIANCE_PAIRS / total).powf(0.25);
+    for (at, parts) in GROUP.into_iter().zip(vectors) {
         let vector = |entry: usize| std::array::from_fn(|k| (parts[k][entry] * scale) as f32);
-        fields[*at].hidden = (0..parts[0].len()).map(vector).collect();
+        fields[at].hidden = (0..parts[0].len()).map(vector).collect();
     }
 }
 

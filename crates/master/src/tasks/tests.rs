@@ -98,6 +98,17 @@ fn a_report_without_a_batch_done_does_not_renew() {
 }
 
 #[test]
+fn a_batch_done_renews_the_task_read_ahead_too() {
+    let mut tasks = tasks(1, 3, Order::Files);
+    let first = tasks.lease(at(0), lease_id(1), WorkerId(0)).unwrap();
+    let ahead = tasks.lease(at(0), lease_id(2), WorkerId(0)).unwrap();
+    let others = tasks.lease(at(0), lease_id(3), WorkerId(1)).unwrap();
+    tasks.progress(at(9), first, lease_id(1), 10, 0);
+    assert_eq!(tasks.expire(at(11), LIMIT), [(others, WorkerId(1))]);
+    assert_eq!(tasks.finish(ahead, lease_id(2), 100), Held::Yes);
+}
+
+#[test]
 fn restoring_makes_what_came_after_the_checkpoint_wait_again() {
     let mut tasks = tasks(2, 4, Order::Files);
     for n in 0..6 {

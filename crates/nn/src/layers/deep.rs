@@ -5,8 +5,9 @@
 //! is copied on the way in or out.
 
 use burn::tensor::{Device, Tensor, TensorData};
+use pulp::{Arch, Simd, WithSimd};
 
-use super::{lanes, vectorized};
+use super::lanes;
 
 /// ReLU layers and one output without a bias of its own.
 pub(crate) struct Deep {
@@ -23,6 +24,8 @@ pub(crate) struct Deep {
     x: Option<TensorData>,
     dx: Option<TensorData>,
     device: Device,
+    /// Which vectors this processor has.
+    arch: Arch,
 }
 
 impl Deep {
@@ -34,7 +37,7 @@ impl Deep {
         let weights = widths.windows(2).map(|w| Tensor::zeros([w[0], w[1]], &device)).collect();
         let biases = hidden.iter().map(|&width| vec![0.0; width]).collect();
         let out = vec![0.0; widths[hidden.len()]];
-        Deep { widths, weights, biases, out, inputs: Vec::new(), x: None, dx: None, device }
+        Deep { widths, weights, biases, out, inputs: Vec::new(), x: None, dx: None, device, arch: Arch::new() }
     }
 
     /// Takes the values: weight and bias of each layer, then the output's weights.
@@ -72,57 +75,39 @@ impl Deep {
         let x = self.x.take().expect("the input matrix was written");
         self.inputs.push(Tensor::from_data(x, &self.device));
         for (layer, (weight, bias)) in self.weights.iter().zip(&self.biases).enumerate() {
-            let mut y = self.inputs[layer].clone().matmul(weight.clone()).into_data();
-            let values = floats_mut(&mut y);
-            vectorized(
-                #[inline(always)]
-                || add_bias_and_clip(values, bias),
-            );
+            let mut data = self.inputs[layer].clone().matmul(weight.clone()).into_data();
+            let y = floats_mut(&mut data);
+            self.arch.dispatch(AddBiasAndClip { y, bias });
             if layer + 1 == self.weights.len() {
-                vectorized(
-                    #[inline(always)]
-                    || add_dot_products(values, &self.out, logits),
-                );
+                self.arch.dispatch(AddOutputs { y, weights: &self.out, logits });
             }
-            self.inputs.push(Tensor::from_data(y, &self.device));
+            self.inputs.push(Tensor::from_data(data, &self.device));
         }
     }
 
     /// Adds the gradients, in the order of `load`, for `slopes`, the loss's derivatives by each
     /// logit. Returns the input matrix and the derivatives by it.
     pub fn backward(&mut self, slopes: &[f32], gradients: &mut [Vec<f32>]) -> (&[f32], &mut [f32]) {
+        let arch = self.arch;
         let (of_layers, of_out) = gradients.split_at_mut(2 * self.weights.len());
         // The last layer's outputs are needed no more, so their place takes the derivatives.
-        let mut dy = self.pop_input();
-        let values = floats_mut(&mut dy);
-        vectorized(
-            #[inline(always)]
-            || output_gradient(values, slopes, &self.out, &mut of_out[0]),
-        );
+        let mut data = self.pop_input();
+        let (weights, gradient) = (&self.out[..], &mut of_out[0][..]);
+        arch.dispatch(OutputGradient { y: floats_mut(&mut data), slopes, weights, gradient });
         for (layer, weight) in self.weights.iter().enumerate().rev() {
             let (of_weight, of_bias) = of_layers[2 * layer..].split_at_mut(1);
-            vectorized(
-                #[inline(always)]
-                || add_column_sums(floats(&dy), &mut of_bias[0]),
-            );
-            let slopes = Tensor::<2>::from_data(dy, &self.device);
-            let dw = self.inputs[layer].clone().transpose().matmul(slopes.clone()).into_data();
-            vectorized(
-                #[inline(always)]
-                || lanes::add(&mut of_weight[0], floats(&dw)),
-            );
-            dy = slopes.matmul(weight.clone().transpose()).into_data();
+            arch.dispatch(AddLines { matrix: floats(&data), sums: &mut of_bias[0] });
+            let dy = Tensor::<2>::from_data(data, &self.device);
+            let dw = self.inputs[layer].clone().transpose().matmul(dy.clone()).into_data();
+            arch.dispatch(AddLines { matrix: floats(&dw), sums: &mut of_weight[0] });
+            data = dy.matmul(weight.clone().transpose()).into_data();
             if layer > 0 {
-                let x = self.inputs.pop().expect("an input per layer").into_data();
-                let values = floats_mut(&mut dy);
-                vectorized(
-                    #[inline(always)]
-                    || zero_where_clipped(values, floats(&x)),
-                );
+                let y = self.inputs.pop().expect("an input per layer").into_data();
+                arch.dispatch(ClipGradient { dy: floats_mut(&mut data), y: floats(&y) });
             }
         }
         let x = self.pop_input();
-        (floats(self.x.insert(x)), floats_mut(self.dx.insert(dy)))
+        (floats(self.x.insert(x)), floats_mut(self.dx.insert(data)))
     }
 
     fn pop_input(&mut self) -> TensorData {
@@ -139,40 +124,96 @@ fn floats_mut(data: &mut TensorData) -> &mut [f32] {
     data.as_mut_slice().expect("all tensors here are f32")
 }
 
-#[inline(always)]
-fn add_bias_and_clip(y: &mut [f32], bias: &[f32]) {
-    for line in y.chunks_exact_mut(bias.len()) {
-        // Not `max`, which would turn NaN into 0 and hide it.
-        lanes::update(line, bias, |y, bias| if y + bias <= 0.0 { 0.0 } else { y + bias });
+/// y ← ReLU(y + bias), line by line.
+struct AddBiasAndClip<'a> {
+    y: &'a mut [f32],
+    bias: &'a [f32],
+}
+
+impl WithSimd for AddBiasAndClip<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        for line in self.y.chunks_exact_mut(self.bias.len()) {
+            lanes::update(simd, line, self.bias, |y, bias| {
+                let sum = simd.add_f32s(y, bias);
+                lanes::clip(simd, sum, sum)
+            });
+        }
     }
 }
 
-#[inline(always)]
-fn add_dot_products(y: &[f32], weights: &[f32], logits: &mut [f32]) {
-    for (line, logit) in y.chunks_exact(weights.len()).zip(logits) {
-        *logit += lanes::dot(line, weights);
+/// Adds to each logit the dot product of its line with the output's weights.
+struct AddOutputs<'a> {
+    y: &'a [f32],
+    weights: &'a [f32],
+    logits: &'a mut [f32],
+}
+
+impl WithSimd for AddOutputs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        for (line, logit) in self.y.chunks_exact(self.weights.len()).zip(self.logits) {
+            *logit += lanes::dot(simd, line, self.weights);
+        }
     }
 }
 
 /// Adds the output weights' gradient and replaces `y`, the last layer's outputs, by the
 /// derivatives by what went into its ReLU.
-#[inline(always)]
-fn output_gradient(y: &mut [f32], slopes: &[f32], weights: &[f32], gradient: &mut [f32]) {
-    for (line, slope) in y.chunks_exact_mut(weights.len()).zip(slopes) {
-        lanes::update(gradient, line, |gradient, y| gradient + slope * y);
-        lanes::update(line, weights, |y, weight| if y <= 0.0 { 0.0 } else { slope * weight });
+struct OutputGradient<'a> {
+    y: &'a mut [f32],
+    slopes: &'a [f32],
+    weights: &'a [f32],
+    gradient: &'a mut [f32],
+}
+
+impl WithSimd for OutputGradient<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        for (line, slope) in self.y.chunks_exact_mut(self.weights.len()).zip(self.slopes) {
+            let slope = simd.splat_f32s(*slope);
+            lanes::update(simd, self.gradient, line, |gradient, y| simd.mul_add_e_f32s(slope, y, gradient));
+            lanes::update(simd, line, self.weights, |y, weight| {
+                lanes::clip(simd, y, simd.mul_f32s(slope, weight))
+            });
+        }
     }
 }
 
-#[inline(always)]
-fn add_column_sums(matrix: &[f32], sums: &mut [f32]) {
-    for line in matrix.chunks_exact(sums.len()) {
-        lanes::add(sums, line);
+/// Adds the lines of a matrix to `sums`.
+struct AddLines<'a> {
+    matrix: &'a [f32],
+    sums: &'a mut [f32],
+}
+
+impl WithSimd for AddLines<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        for line in self.matrix.chunks_exact(self.sums.len()) {
+            lanes::add(simd, self.sums, line);
+        }
     }
 }
 
-/// Zeroes the derivatives where ReLU gave 0. `clipped` are its outputs.
-#[inline(always)]
-fn zero_where_clipped(dy: &mut [f32], clipped: &[f32]) {
-    lanes::update(dy, clipped, |dy, y| if y <= 0.0 { 0.0 } else { dy });
+/// Zeroes the derivatives where ReLU gave 0. `y` are its outputs.
+struct ClipGradient<'a> {
+    dy: &'a mut [f32],
+    y: &'a [f32],
+}
+
+impl WithSimd for ClipGradient<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        lanes::update(simd, self.dy, self.y, |dy, y| lanes::clip(simd, y, dy));
+    }
 }

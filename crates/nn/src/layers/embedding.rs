@@ -5,7 +5,7 @@
 
 use pulp::{Arch, Simd, WithSimd};
 
-use super::with_constant;
+use super::{lanes, with_constant};
 
 /// Records whose rows are fetched together; few enough that they stay in the first-level cache.
 const GROUP: usize = 8;
@@ -131,17 +131,9 @@ impl WithSimd for Scatter<'_> {
                 for (&i, factors) in index.iter().zip(line[numeric..].chunks_exact(dim)) {
                     let row = &mut self.gradient[i as usize * (1 + dim)..][..1 + dim];
                     row[0] += slope;
-                    add(simd, &mut row[1..], factors);
+                    lanes::add(simd, &mut row[1..], factors);
                 }
             }
         });
     }
-}
-
-#[inline(always)]
-fn add<S: Simd>(simd: S, to: &mut [f32], from: &[f32]) {
-    let (to, to_rest) = S::as_mut_simd_f32s(to);
-    let (from, from_rest) = S::as_simd_f32s(from);
-    to.iter_mut().zip(from).for_each(|(to, &from)| *to = simd.add_f32s(*to, from));
-    to_rest.iter_mut().zip(from_rest).for_each(|(to, from)| *to += from);
 }

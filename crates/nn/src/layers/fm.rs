@@ -101,25 +101,14 @@ impl WithSimd for Backward<'_> {
         with_constant!(layout.dim, dim => {
             let lines = self.x.chunks_exact(width).zip(self.dx.chunks_exact_mut(width));
             for (((line, dx), sums), &slope) in lines.zip(self.sums.chunks_exact(dim)).zip(self.slopes) {
+                let slope = simd.splat_f32s(slope);
                 let fields = line[layout.numeric..].chunks_exact(dim);
                 for (factors, dx) in fields.zip(dx[layout.numeric..].chunks_exact_mut(dim)) {
-                    add_pull(simd, slope, factors, sums, dx);
+                    // The derivative by a vector is the sum of all the others.
+                    lanes::add_scaled(simd, dx, slope, sums);
+                    lanes::add_scaled(simd, dx, simd.neg_f32s(slope), factors);
                 }
             }
         });
-    }
-}
-
-/// Adds the derivatives by one factor vector: what the sum of all the others is.
-#[inline(always)]
-fn add_pull<S: Simd>(simd: S, slope: f32, factors: &[f32], sums: &[f32], dx: &mut [f32]) {
-    let (v, v_rest) = S::as_simd_f32s(factors);
-    let (sum, sum_rest) = S::as_simd_f32s(sums);
-    let (dx, dx_rest) = S::as_mut_simd_f32s(dx);
-    for ((dx, &v), &sum) in dx.iter_mut().zip(v).zip(sum) {
-        *dx = simd.mul_add_e_f32s(simd.splat_f32s(slope), simd.sub_f32s(sum, v), *dx);
-    }
-    for ((dx, v), sum) in dx_rest.iter_mut().zip(v_rest).zip(sum_rest) {
-        *dx += slope * (sum - v);
     }
 }

@@ -1,48 +1,51 @@
-//! Slices of floats, eight at a time.
+//! Slices of floats, as many at a time as a vector register holds.
 //!
-//! Eight are read before any is written, so that the compiler need not know whether two slices
-//! overlap to use one vector instruction for all of them.
+//! Everything is `#[inline(always)]`: a kernel that is compiled for wide vectors has to contain
+//! what it calls.
 
-/// What one vector register holds.
-pub(crate) type Lanes = [f32; 8];
+use pulp::Simd;
+
+/// to ← f(to, from), element by element; the slices have one length.
+#[inline(always)]
+pub(crate) fn update<S: Simd>(
+    simd: S,
+    to: &mut [f32],
+    from: &[f32],
+    f: impl Fn(S::f32s, S::f32s) -> S::f32s,
+) {
+    let (to, to_rest) = S::as_mut_simd_f32s(to);
+    let (from, from_rest) = S::as_simd_f32s(from);
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = f(*to, *from);
+    }
+    if !to_rest.is_empty() {
+        let rest = f(simd.partial_load_f32s(to_rest), simd.partial_load_f32s(from_rest));
+        simd.partial_store_f32s(to_rest, rest);
+    }
+}
 
 /// to ← to + from.
 #[inline(always)]
-pub(crate) fn add(to: &mut [f32], from: &[f32]) {
-    update(to, from, |to, from| to + from);
+pub(crate) fn add<S: Simd>(simd: S, to: &mut [f32], from: &[f32]) {
+    update(simd, to, from, |to, from| simd.add_f32s(to, from));
 }
 
-/// to ← f(to, from), element by element.
+/// Σ a·b.
 #[inline(always)]
-pub(crate) fn update(to: &mut [f32], from: &[f32], f: impl Fn(f32, f32) -> f32 + Copy) {
-    debug_assert_eq!(to.len(), from.len(), "slices of one length");
-    let (to_lanes, to_rest) = to.as_chunks_mut::<8>();
-    let (from_lanes, from_rest) = from.as_chunks::<8>();
-    for (to, from) in to_lanes.iter_mut().zip(from_lanes) {
-        let (left, right) = (*to, *from);
-        *to = std::array::from_fn(|i| f(left[i], right[i]));
+pub(crate) fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
+    let (a, a_rest) = S::as_simd_f32s(a);
+    let (b, b_rest) = S::as_simd_f32s(b);
+    let mut sum = simd.mul_f32s(simd.partial_load_f32s(a_rest), simd.partial_load_f32s(b_rest));
+    for (&a, &b) in a.iter().zip(b) {
+        sum = simd.mul_add_e_f32s(a, b, sum);
     }
-    for (to, from) in to_rest.iter_mut().zip(from_rest) {
-        *to = f(*to, *from);
-    }
+    simd.reduce_sum_f32s(sum)
 }
 
-/// Σ a·b, in eight running sums.
+/// 0 where x ≤ 0, elsewhere y. Where x is NaN that is y: a comparison with "more than 0", or a
+/// maximum, would turn NaN into 0 and hide it.
 #[inline(always)]
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let (a_lanes, a_rest) = a.as_chunks::<8>();
-    let (b_lanes, b_rest) = b.as_chunks::<8>();
-    let mut sums: Lanes = [0.0; 8];
-    for (a, b) in a_lanes.iter().zip(b_lanes) {
-        sums = std::array::from_fn(|i| sums[i] + a[i] * b[i]);
-    }
-    let rest: f32 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
-    sum(sums) + rest
-}
-
-/// The sum of all eight, added as a tree: three steps rather than seven.
-#[inline(always)]
-pub(crate) fn sum(x: Lanes) -> f32 {
-    let four: [f32; 4] = std::array::from_fn(|i| x[i] + x[i + 4]);
-    (four[0] + four[2]) + (four[1] + four[3])
+pub(crate) fn clip<S: Simd>(simd: S, x: S::f32s, y: S::f32s) -> S::f32s {
+    let zero = simd.splat_f32s(0.0);
+    simd.select_f32s_m32s(simd.less_than_or_equal_f32s(x, zero), zero, y)
 }
