@@ -83,8 +83,8 @@ class Trainer:
 def prefetched(source: Iterable[records.Batch]) -> Iterator[tuple[Tensor, ...]]:
     """Runs the source in a thread, a few batches ahead.
 
-    A DataLoader with a worker process was tried and is slower: the batches are
-    copied between processes, and reading does not hold the GIL anyway.
+    A thread is enough, since reading does not hold the GIL; a DataLoader with a
+    worker process costs about as much.
     """
     ready: queue.Queue = queue.Queue(PREFETCHED_BATCHES)
 

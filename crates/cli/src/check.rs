@@ -6,12 +6,11 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use elasticdl_data::{Batches, BatchesConfig, Compression, DataFile, discover};
-use elasticdl_spec::job::{DataSpec, Format};
+use elasticdl_data::{DataFile, HeadRecord, discover, head};
+use elasticdl_spec::job::DataSpec;
 use elasticdl_spec::resolve::{Problem, Problems};
-use elasticdl_spec::{JobSpec, Layout, Plan, Shard, TaskId};
+use elasticdl_spec::{JobSpec, Plan};
 
 use crate::home::{JobDir, Record};
 use crate::model::{MANIFEST, WEIGHTS};
@@ -94,9 +93,8 @@ fn files(data: &DataSpec, place: &str, patterns: &[String], problems: &mut Vec<P
             return Vec::new();
         }
     };
-    let layout = Arc::new(data.layout.clone());
     for file in &files {
-        if let Err(found) = first_record(file, &layout, data) {
+        if let Err(found) = first_record(file, data) {
             problems.push(problem(place, found.0, found.1));
         }
     }
@@ -104,38 +102,16 @@ fn files(data: &DataSpec, place: &str, patterns: &[String], problems: &mut Vec<P
 }
 
 /// Reads a file's first record: a wrong layout shows there.
-fn first_record(
-    file: &DataFile,
-    layout: &Arc<Layout>,
-    data: &DataSpec,
-) -> Result<(), (String, Option<String>)> {
-    let told = |error: elasticdl_data::Error| (chain(&error), None);
-    elasticdl_data::check(file, layout).map_err(told)?;
-    let path = file.path.clone();
-    let shard = Shard { path, first: 0, records: None, offset: 0, fingerprint: file.fingerprint };
-    // Read from its first byte, a plain file begins with its header.
-    let plain = file.format == Format::Text && file.compression == Compression::Plain;
-    let first_batch = u64::from(plain && layout.text.header);
-    let config = BatchesConfig {
-        task: TaskId::train(0, 0),
-        shard,
-        layout: layout.clone(),
-        format: data.format,
-        batch: 1,
-        batches_per_block: 1,
-        shuffle: false,
-        seed: 0,
-        first_batch,
-    };
-    let first = Batches::open(config).and_then(|mut batches| batches.next()).map_err(told)?;
-    match first {
+fn first_record(file: &DataFile, data: &DataSpec) -> Result<(), (String, Option<String>)> {
+    let first = head(std::slice::from_ref(&file.path), data.format, &data.layout, 1);
+    let first = first.map_err(|error| (chain(&error), None))?;
+    match first.first() {
         None => Err((format!("{} holds no records", file.path), Some("leave it out, or fill it".into()))),
-        Some((_, _, bad)) if data.bad_records_max == 0 && !bad.is_empty() => {
-            let hint = format!(
-                "is data.layout: {} right for this file? `elasticdl data head` shows it",
-                layout.name
-            );
-            Err((bad[0].to_string(), Some(hint)))
+        Some(HeadRecord { bad: Some(bad), .. }) if data.bad_records_max == 0 => {
+            let layout = &data.layout.name;
+            let hint =
+                format!("is data.layout: {layout} right for this file? `elasticdl data head` shows it");
+            Err((bad.to_string(), Some(hint)))
         }
         Some(_) => Ok(()),
     }

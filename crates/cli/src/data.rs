@@ -5,15 +5,16 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use comfy_table::{Table, presets};
 use elasticdl_data::discover;
 use elasticdl_data::synth::{self, SynthFormat, SynthOptions, Truth};
+use elasticdl_spec::Layout;
 use elasticdl_spec::job::{DataSpec, Format};
-use elasticdl_spec::resolve::Problem;
-use serde_json::json;
+use elasticdl_spec::resolve::{Problem, nearest};
 
 use crate::args::{self, Head, Synth};
-use crate::fault::Exit;
-use crate::print;
+use crate::fault::{Exit, Fault};
+use crate::{print, settings};
 
 /// Files that a job's own training data is spread over.
 const FILES: u32 = 4;
@@ -147,7 +148,37 @@ impl Progress {
 }
 
 /// `data head`.
-pub fn head(_args: &Head) -> anyhow::Result<Exit> {
-    let _ = json!(null);
-    anyhow::bail!("not yet")
+pub fn head(args: &Head) -> anyhow::Result<Exit> {
+    let layout = layout(&args.layout)?;
+    let file = args.file.to_string_lossy().into_owned();
+    let records =
+        elasticdl_data::head(&[file], args.format.map(args::Format::to_spec), &layout, args.records)?;
+    let good: Vec<_> = records.iter().filter(|record| record.bad.is_none()).collect();
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    // Records stand side by side: a layout has many columns, and a person looks at few records.
+    for at in 0..good.first().map_or(0, |record| record.values.len()) {
+        let name = good[0].values[at].0.clone();
+        table.add_row([name].into_iter().chain(good.iter().map(|record| record.values[at].1.clone())));
+    }
+    print::line(&table.trim_fmt())?;
+    for bad in records.iter().filter_map(|record| record.bad.as_ref()) {
+        print::note(&format!("warning: a record would be set aside: {bad}"));
+    }
+    Ok(Exit::Done)
+}
+
+/// A layout by its name, or of a job file.
+fn layout(name: &str) -> anyhow::Result<Layout> {
+    if let Some(layout) = Layout::known(name) {
+        return Ok(layout);
+    }
+    let path = Path::new(name);
+    if !path.exists() {
+        let known = Layout::KNOWN.join(", ");
+        let hint = nearest(name, Layout::KNOWN.into_iter());
+        let hint = hint.unwrap_or_else(|| format!("known are {known}; a job file's path works too"));
+        return Err(Fault::user(format!("{name:?} is no layout and no job file")).hint(hint).into());
+    }
+    Ok(settings::load_file(path, Vec::new())?.job.data.layout)
 }

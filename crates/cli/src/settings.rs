@@ -1,6 +1,7 @@
 //! From the command line to a resolved job, and `config show`.
 
 use std::fs;
+use std::path::Path;
 
 use elasticdl_spec::resolve::{Inputs, Resolved, Source, nearest, resolve};
 use elasticdl_spec::settings::SETTINGS;
@@ -15,8 +16,13 @@ const OTHER_VARIABLES: [&str; 2] = ["ELASTICDL_HOME", "ELASTICDL_LOG"];
 
 /// Reads a job file and resolves it with the environment and flags.
 pub fn load(job: &JobFile) -> anyhow::Result<Resolved> {
-    let path = job.file.display();
-    let text = fs::read_to_string(&job.file).map_err(|e| {
+    load_file(&job.file, job.overrides())
+}
+
+/// Reads a job file and resolves it with the environment and `path=value` pairs.
+pub fn load_file(file: &Path, flags: Vec<(String, String)>) -> anyhow::Result<Resolved> {
+    let path = file.display();
+    let text = fs::read_to_string(file).map_err(|e| {
         Fault::user(format!("cannot read the job file {path}"))
             .because(e)
             .hint("examples/ has some to start from")
@@ -28,7 +34,7 @@ pub fn load(job: &JobFile) -> anyhow::Result<Resolved> {
     for (name, _) in &environment {
         warn_of_unknown(name);
     }
-    let inputs = Inputs { file: Some(&text), environment, flags: job.overrides() };
+    let inputs = Inputs { file: Some(&text), environment, flags };
     resolve(&inputs).map_err(|problems| fault::problems(&path.to_string(), &problems).into())
 }
 

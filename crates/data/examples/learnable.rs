@@ -122,11 +122,14 @@ impl Model {
 
     fn logits(&mut self, batch: &Batch) -> Vec<f32> {
         let rows = self.find(batch);
-        (0..batch.records).map(|at| self.logit(&batch.numeric[at * 13..][..13], &rows[at * 26..][..26]).0).collect()
+        (0..batch.records)
+            .map(|at| self.logit(&batch.numeric[at * 13..][..13], &rows[at * 26..][..26]).0)
+            .collect()
     }
 
     fn logit(&self, numeric: &[f32], rows: &[usize]) -> (f32, Vec<f32>) {
-        let mut logit = self.dense[0][13] + numeric.iter().zip(&self.dense[0]).map(|(x, w)| x * w).sum::<f32>();
+        let mut logit =
+            self.dense[0][13] + numeric.iter().zip(&self.dense[0]).map(|(x, w)| x * w).sum::<f32>();
         let (mut sums, mut squares) = (vec![0.0; self.dim], 0.0);
         for row in rows {
             logit += self.values[*row];

@@ -56,7 +56,9 @@ impl Batches {
     /// Opens the shard at its first record. A file that changed since the shard was cut is an error.
     pub fn open(config: BatchesConfig) -> Result<Self> {
         if config.batch == 0 || config.batches_per_block == 0 {
-            return Err(Error::Options("a batch needs at least one record, a block at least one batch".into()));
+            return Err(Error::Options(
+                "a batch needs at least one record, a block at least one batch".into(),
+            ));
         }
         let block_records = config.batch as u64 * u64::from(config.batches_per_block);
         if block_records > u64::from(u32::MAX) {
@@ -82,7 +84,10 @@ impl Batches {
     ///
     /// Where `first_batch` is not the first of its block, that block's bad records are not told: whoever
     /// had the first batch was told.
-    #[expect(clippy::should_implement_trait, reason = "a failed read ends the shard; no iterator adapters wanted")]
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "a failed read ends the shard; no iterator adapters wanted"
+    )]
     pub fn next(&mut self) -> Result<Option<(u64, Batch, Vec<BadRecord>)>> {
         let mut bad = Vec::new();
         while self.next >= self.block_end {

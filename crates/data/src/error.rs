@@ -67,7 +67,9 @@ pub enum Error {
         columns: Vec<String>,
     },
     /// A column's type has no meaning as a field.
-    #[error("column {column:?} of {path} is of type {found}; only integers, floats, booleans and text can be read")]
+    #[error(
+        "column {column:?} of {path} is of type {found}; only integers, floats, booleans and text can be read"
+    )]
     ColumnType {
         /// The file.
         path: String,

@@ -129,7 +129,14 @@ mod tests {
         assert_eq!(FieldIds::new("C2").of_integer(0), PINNED[5]);
     }
 
-    const PINNED: [u64; 6] = [0, 0, 0, 0, 0, 0];
+    const PINNED: [u64; 6] = [
+        0x1c6b_0630_4a01_c912,
+        0x7486_7440_fcf1_e3d0,
+        0x83a6_b455_ef2f_92ab,
+        0x023d_84a4_940a_0be8,
+        0xb052_6a48_b461_c9b5,
+        0xc40b_c8e1_dc10_f6c9,
+    ];
 
     #[test]
     fn only_canonical_integers_are_integers() {

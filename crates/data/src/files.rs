@@ -58,7 +58,8 @@ pub fn discover(patterns: &[String], format: Option<Format>) -> Result<Vec<DataF
 
 /// What a file with this name holds and how it is packed.
 pub(crate) fn format_of(path: &Path, format: Option<Format>) -> Result<(Format, Compression)> {
-    let extension = |path: &Path| path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default();
+    let extension =
+        |path: &Path| path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default();
     let last = extension(path);
     let (compression, inner) = match last.as_str() {
         "gz" => (Compression::Gzip, path.file_stem().map(Path::new).map(extension).unwrap_or_default()),
@@ -173,7 +174,8 @@ mod tests {
         let directory = tempfile::tempdir().expect("a temporary directory");
         for (name, content) in files {
             let path = directory.path().join(name);
-            fs::create_dir_all(path.parent().expect("a file is in a directory")).expect("directories can be made");
+            fs::create_dir_all(path.parent().expect("a file is in a directory"))
+                .expect("directories can be made");
             fs::write(path, content).expect("a file can be written");
         }
         directory
@@ -218,7 +220,8 @@ mod tests {
 
     #[test]
     fn a_pattern_without_files_names_what_is_there() {
-        let directory = directory(&[("train.tsv", "x"), ("train2.tsv", "x"), ("readme", "x"), ("data/a.csv", "x")]);
+        let directory =
+            directory(&[("train.tsv", "x"), ("train2.tsv", "x"), ("readme", "x"), ("data/a.csv", "x")]);
         assert_eq!(
             error(&directory, "trian.tsv"),
             "no data file matches DIR/trian.tsv; there is DIR/train.tsv, DIR/train2.tsv"

@@ -61,8 +61,9 @@ pub fn cut(
         }
         return Ok(index.records);
     }
-    let index =
-        scan(file, layout, style, records_per_shard, &mut |first, records, offset| found(shard(first, Some(records), offset)))?;
+    let index = scan(file, layout, style, records_per_shard, &mut |first, records, offset| {
+        found(shard(first, Some(records), offset))
+    })?;
     // An index that cannot be kept costs the next start some time, and nothing else.
     if let Err(error) = kept.write(&index) {
         warn!(file = %file.path, index = %kept.path.display(), %error, "index of data file not kept");
@@ -154,7 +155,8 @@ impl Kept {
             && *checksum == hash_bytes(MAGIC, &bytes[..bytes.len() - 8])
             && offsets.len() as u64 == records.div_ceil(records_per_shard)
             && *records > 0;
-        (whole && *fingerprint == self.fingerprint).then(|| Index { records: *records, offsets: offsets.to_vec() })
+        (whole && *fingerprint == self.fingerprint)
+            .then(|| Index { records: *records, offsets: offsets.to_vec() })
     }
 
     /// Replaces the index as a whole: a reader sees the old one or the new one.
@@ -167,7 +169,8 @@ impl Kept {
         bytes.extend_from_slice(&checksum.to_le_bytes());
         let directory = self.path.parent().expect("an index has a name in a directory");
         fs::create_dir_all(directory).map_err(Error::io("make directory", directory))?;
-        let mut file = tempfile::NamedTempFile::new_in(directory).map_err(Error::io("write to", directory))?;
+        let mut file =
+            tempfile::NamedTempFile::new_in(directory).map_err(Error::io("write to", directory))?;
         file.write_all(&bytes).map_err(Error::io("write", &self.path))?;
         file.persist(&self.path).map_err(|error| Error::io("write", &self.path)(error.error))?;
         Ok(())

@@ -9,6 +9,7 @@
 //! - [`reader`]: a shard's bytes become records: `reader/text.rs` and `reader/parquet.rs` are the hot
 //!   paths, `reader/plan.rs` decides which column feeds which field.
 //! - [`batch`]: the decoded form: labels, numbers, ids (`field.rs` says how a value becomes an id).
+//! - [`head`]: the first records, for a person to look at.
 //! - [`synth`]: data with a planted truth, to judge learning by.
 //! - [`error`]: what can go wrong with a file, and what can be wrong with a record.
 
@@ -17,6 +18,7 @@ pub mod batches;
 pub mod error;
 mod field;
 pub mod files;
+pub mod head;
 pub mod index;
 mod lines;
 mod near;
@@ -28,5 +30,6 @@ pub use batch::Batch;
 pub use batches::{Batches, BatchesConfig};
 pub use error::{BadRecord, Column, Error, Place, Result};
 pub use files::{Compression, DataFile, discover};
+pub use head::{HeadRecord, head};
 pub use index::cut;
 pub use reader::check;

@@ -98,7 +98,8 @@ impl Style {
 
     /// Whether a quote after `before`, within one record, is the first byte of a field.
     fn opens(&self, before: &[u8]) -> bool {
-        let blanks = if self.trim { before.iter().rev().take_while(|b| self.is_blank(**b)).count() } else { 0 };
+        let blanks =
+            if self.trim { before.iter().rev().take_while(|b| self.is_blank(**b)).count() } else { 0 };
         let before = &before[..before.len() - blanks];
         before.last().is_none_or(|byte| *byte == self.delimiter)
     }
@@ -171,7 +172,13 @@ impl Lines {
         Self::over(input, path, packed, style, offset)
     }
 
-    fn over(input: Box<dyn Read + Send>, path: &str, packed: bool, style: Style, offset: u64) -> Result<Self> {
+    fn over(
+        input: Box<dyn Read + Send>,
+        path: &str,
+        packed: bool,
+        style: Style,
+        offset: u64,
+    ) -> Result<Self> {
         let path = path.to_string();
         let buffer = vec![0; BUFFER_BYTES];
         let mut lines =
@@ -180,6 +187,17 @@ impl Lines {
             lines.skip_byte_order_mark()?;
         }
         Ok(lines)
+    }
+
+    /// The record that [`Lines::next`] will hand out.
+    pub fn peek(&mut self) -> Result<Option<Line<'_>>> {
+        let Some(line) = self.next()? else { return Ok(None) };
+        let (length, offset, line) = (line.text.len(), line.offset, line.line);
+        // The text is still in the buffer: nothing is read over what was just handed out.
+        self.start -= (self.offset - offset) as usize;
+        self.offset = offset;
+        self.line = line;
+        Ok(Some(Line { text: &self.buffer[self.start..self.start + length], offset, line }))
     }
 
     /// The next record that is no blank line; `None` at the end of the file.
@@ -199,7 +217,8 @@ impl Lines {
             let (start, offset, line) = (self.start, self.offset, self.line);
             self.start += length;
             self.offset += length as u64;
-            self.line += if self.style.quotes { memchr_iter(b'\n', &rest[..length]).count() as u64 } else { 1 };
+            self.line +=
+                if self.style.quotes { memchr_iter(b'\n', &rest[..length]).count() as u64 } else { 1 };
             // Looked at again below: the borrow checker cannot see that this one ends where the loop goes on.
             if !self.style.is_blank_line(without_line_end(&rest[..length])) {
                 let text = without_line_end(&self.buffer[start..start + length]);
@@ -273,7 +292,10 @@ impl Style {
 
 impl std::fmt::Debug for Lines {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lines").field("path", &self.path).field("offset", &self.offset).finish_non_exhaustive()
+        f.debug_struct("Lines")
+            .field("path", &self.path)
+            .field("offset", &self.offset)
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,9 +1,8 @@
 //! Text becomes a number, fast for the forms that data is full of.
 
 /// Powers of ten that a double holds exactly.
-const POWERS: [f64; 19] = [
-    1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18,
-];
+const POWERS: [f64; 19] =
+    [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15, 1e16, 1e17, 1e18];
 
 /// The finite number that `text` is, correctly rounded; `None` for anything else.
 #[inline]
@@ -70,7 +69,9 @@ mod tests {
 
     #[test]
     fn what_is_no_finite_number_is_refused() {
-        for text in ["", "-", ".", "-.", "abc", "1.2.3", "1,5", "0x10", " 1", "nan", "inf", "1e999", "1-", "--1"] {
+        for text in
+            ["", "-", ".", "-.", "abc", "1.2.3", "1,5", "0x10", " 1", "nan", "inf", "1e999", "1-", "--1"]
+        {
             assert_eq!(parse(text.as_bytes()), None, "{text}");
         }
         assert_eq!(parse(b"\xff\xfe"), None);

@@ -19,9 +19,11 @@ use crate::error::{BadRecord, Error, Result};
 use crate::files::{DataFile, fingerprint, format_of};
 use crate::lines::{Lines, Style};
 
-pub(crate) use self::parquet::{ParquetReader, records_in_footer};
-pub(crate) use self::plan::{Plan, RowMut, Use};
-pub(crate) use self::text::{TextReader, header_plan};
+use self::parquet::ParquetReader;
+pub(crate) use self::parquet::records_in_footer;
+pub(crate) use self::plan::Plan;
+use self::text::TextReader;
+pub(crate) use self::text::header_plan;
 
 /// Finds the layout's columns in a file without reading its records.
 ///
@@ -51,7 +53,7 @@ pub(crate) struct ShardReader {
 }
 
 #[derive(Debug)]
-pub(crate) enum Source {
+enum Source {
     Text(Box<TextReader>),
     Parquet(Box<ParquetReader>),
 }
@@ -78,7 +80,13 @@ impl ShardReader {
             }
             Format::Parquet => {
                 let records = remaining.unwrap_or(u64::MAX);
-                Source::Parquet(Box::new(ParquetReader::open(file, path, layout, shard.first + skip, records)?))
+                Source::Parquet(Box::new(ParquetReader::open(
+                    file,
+                    path,
+                    layout,
+                    shard.first + skip,
+                    records,
+                )?))
             }
         };
         Ok(ShardReader { source, path: path.clone(), remaining })
@@ -103,8 +111,19 @@ impl ShardReader {
         Ok(taken)
     }
 
-    /// What is read from, for those who want raw values.
-    pub fn into_source(self) -> Source {
-        self.source
+    /// The values of the next record as they stand in the file, by column; [`ShardReader::read`] decodes it.
+    pub fn peek(&mut self) -> Result<Option<Vec<Vec<u8>>>> {
+        match &mut self.source {
+            Source::Text(reader) => reader.peek(),
+            Source::Parquet(reader) => reader.peek(),
+        }
+    }
+
+    /// Names of the file's columns, in file order.
+    pub fn column_names(&self) -> &[String] {
+        match &self.source {
+            Source::Text(reader) => &reader.plan().names,
+            Source::Parquet(reader) => &reader.plan().names,
+        }
     }
 }

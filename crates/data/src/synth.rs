@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-pub use self::truth::{SplitTruth, Truth};
 use self::truth::Score;
+pub use self::truth::{SplitTruth, Truth};
 use self::world::{FIELDS, Split, World};
 use self::write::Writer;
 use crate::error::{Error, Result};
@@ -105,7 +105,8 @@ struct Part {
 fn parts(options: &SynthOptions) -> Result<Vec<Part>> {
     let files = u64::from(options.files);
     if options.rows == 0 || files == 0 || files > options.rows {
-        let message = format!("cannot spread {} rows over {files} files; each needs at least one", options.rows);
+        let message =
+            format!("cannot spread {} rows over {files} files; each needs at least one", options.rows);
         return Err(Error::Options(message));
     }
     let part = |split, name: String, first, end| {
@@ -140,7 +141,9 @@ fn prepare(options: &SynthOptions, parts: &[Part]) -> Result<()> {
     }
     let truth = out.join(truth::FILE);
     match fs::remove_file(&truth) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("replace", &truth)(error)),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io("replace", &truth)(error))
+        }
         _ => Ok(()),
     }
 }

@@ -1,5 +1,8 @@
 //! What the models are made of. Each layer reads and writes plain slices for a block of records
 //! and has its gradient written out by hand; the tests hold it against Burn's autodiff.
+//!
+//! The binary is built for any x86-64, where a vector register has 4 lanes. So the inner loops are
+//! kernels ([`pulp::WithSimd`]): compiled for wider vectors too, and chosen when they run.
 
 pub(crate) mod classifier;
 pub(crate) mod deep;
@@ -8,26 +11,6 @@ pub(crate) mod fm;
 pub(crate) mod lanes;
 pub(crate) mod linear;
 pub(crate) mod loss;
-
-/// Runs `body` compiled for the widest vectors this processor has.
-///
-/// The binary is built for any x86-64, where vectors have 4 lanes. The choice is made at run time,
-/// so `body` and what it calls must be `#[inline(always)]` to be part of it.
-#[inline(always)]
-pub(crate) fn vectorized(body: impl FnMut()) {
-    struct Kernel<F>(F);
-    impl<F: FnMut()> pulp::WithSimd for Kernel<F> {
-        type Output = ();
-
-        #[inline(always)]
-        fn with_simd<S: pulp::Simd>(mut self, _: S) {
-            // A call through `FnMut` is the body itself; one through `FnOnce` would go by way of
-            // an adapter that is not inlined.
-            (self.0)();
-        }
-    }
-    pulp::Arch::new().dispatch(Kernel(body));
-}
 
 /// Evaluates `$body` with `$dim` a constant where it is a usual one, so that its loops over a row
 /// become straight vector code.

@@ -133,6 +133,31 @@ fn the_quick_start_learns_nearly_all_that_can_be_learned_and_lr_cannot() {
     assert!(lr > deepfm + 0.01, "lr is only {lr} above the planted optimum, deepfm {deepfm}");
 }
 
+#[test]
+fn synthetic_data_is_the_same_each_time_and_can_be_looked_at() {
+    let world = World::new();
+    let make = |out: &str, format: &str| {
+        let args =
+            ["data", "synth", "criteo", "--rows", "3000", "--files", "2", "--format", format, "--out", out];
+        world.run(&[&args[..], &["--json"]].concat()).last_json()
+    };
+    let truth = make("one", "tsv");
+    assert_eq!(truth, make("two", "tsv"));
+    assert_eq!((&truth["train"]["rows"], &truth["test"]["rows"]), (&3000.into(), &300.into()));
+    let read = |name: &str| fs::read(world.path(name)).unwrap();
+    assert!(read("one/train-001.tsv") == read("two/train-001.tsv"));
+    make("three", "parquet");
+    let head = |file: &str| world.run(&["data", "head", file, "--layout", "criteo", "-n", "2"]).ok();
+    let shown = head("one/train-000.tsv");
+    assert_eq!(shown.lines().count(), 40, "{shown}");
+    // Ids are text in one format and numbers in the other; labels and counts are the same.
+    let words = |line: &str| line.split_whitespace().map(String::from).collect::<Vec<_>>();
+    let first = |text: &str| text.lines().take(14).map(words).collect::<Vec<_>>();
+    assert_eq!(first(&shown), first(&head("three/train-000.parquet")));
+    let unknown = world.run(&["data", "head", "one/train-000.tsv", "--layout", "critoe"]).failed(1);
+    assert!(unknown.contains("did you mean criteo?"), "{unknown}");
+}
+
 /// The path of a job file that ships.
 fn example(name: &str) -> String {
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");

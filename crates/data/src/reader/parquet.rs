@@ -5,11 +5,12 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
-    ArrowPrimitiveType, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type,
-    UInt32Type, UInt64Type,
+    ArrowPrimitiveType, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type,
+    UInt16Type, UInt32Type, UInt64Type,
 };
 use arrow_array::{Array, ArrayRef, PrimitiveArray, RecordBatch};
 use arrow_schema::{DataType, Schema};
@@ -70,9 +71,8 @@ impl ParquetReader {
             .with_projection(mask)
             .with_batch_size(DECODED_ROWS)
             .with_offset(first.saturating_sub(group_start) as usize)
-            .with_limit(last.saturating_sub(first) as usize)
-            .build()
-            .map_err(|source| Error::Parquet { path: path.into(), row_group: Some(first_group), source })?;
+            .with_limit(last.saturating_sub(first) as usize);
+        let batches = guarded(path, Some(first_group), || batches.build())?;
         Ok(ParquetReader {
             path: path.to_string(),
             plan,
@@ -105,15 +105,15 @@ impl ParquetReader {
         Ok(taken)
     }
 
-    /// The next row as text, column by column; columns that are not used are left empty.
-    pub fn raw(&mut self) -> Result<Option<Vec<String>>> {
+    /// The values of the next row as text, which [`ParquetReader::read`] then decodes; columns that are
+    /// not used are left empty.
+    pub fn peek(&mut self) -> Result<Option<Vec<Vec<u8>>>> {
         let Some((decoded, at)) = self.decoded()? else { return Ok(None) };
-        let mut values = vec![String::new(); self.plan.names.len()];
+        let mut values = vec![Vec::new(); self.plan.names.len()];
         for (array, column) in decoded.columns().iter().zip(&self.columns) {
-            values[*column] = String::from_utf8_lossy(&value_text(array, at)).into_owned();
+            values[*column] = value_text(array, at);
         }
-        self.decoded = Some((decoded, at + 1));
-        self.row += 1;
+        self.decoded = Some((decoded, at));
         Ok(Some(values))
     }
 
@@ -129,14 +129,11 @@ impl ParquetReader {
                 Some((decoded, used)) if used < decoded.num_rows() => return Ok(Some((decoded, used))),
                 _ => {}
             }
-            match self.batches.next() {
+            let row_group = Some(self.row_group_ends.partition_point(|end| *end <= self.row));
+            let next = || self.batches.next().transpose().map_err(ParquetError::from);
+            match guarded(&self.path, row_group, next)? {
+                Some(decoded) => self.decoded = Some((decoded, 0)),
                 None => return Ok(None),
-                Some(Ok(decoded)) => self.decoded = Some((decoded, 0)),
-                Some(Err(source)) => {
-                    let row_group = Some(self.row_group_ends.partition_point(|end| *end <= self.row));
-                    let source = ParquetError::from(source);
-                    return Err(Error::Parquet { path: self.path.clone(), row_group, source });
-                }
             }
         }
     }
@@ -195,7 +192,10 @@ impl ParquetReader {
 
 impl std::fmt::Debug for ParquetReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ParquetReader").field("path", &self.path).field("row", &self.row).finish_non_exhaustive()
+        f.debug_struct("ParquetReader")
+            .field("path", &self.path)
+            .field("row", &self.row)
+            .finish_non_exhaustive()
     }
 }
 
@@ -218,8 +218,11 @@ impl Footer {
         // Without the Arrow schema some writers leave behind, a column has its plain type:
         // dictionaries and views are then a matter of encoding, and one kind of text remains.
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-        let metadata = ArrowReaderMetadata::load(file, options)
-            .map_err(|source| Error::Parquet { path: path.into(), row_group: None, source })?;
+        let metadata = ArrowReaderMetadata::load(file, options).map_err(|source| Error::Parquet {
+            path: path.into(),
+            row_group: None,
+            source,
+        })?;
         let schema: &Schema = metadata.schema();
         let names = schema.fields().iter().map(|field| field.name().clone()).collect();
         let plan = Plan::new(path, names, layout)?;
@@ -237,6 +240,21 @@ impl Footer {
         }
         Ok(Footer { metadata, plan, columns })
     }
+}
+
+/// Calls the Parquet library, which panics at some kinds of damage: to us that is a damaged file like any other.
+fn guarded<T>(
+    path: &str,
+    row_group: Option<usize>,
+    call: impl FnOnce() -> std::result::Result<T, ParquetError>,
+) -> Result<T> {
+    // What a panic leaves behind is not used again: the error ends the reading of the shard.
+    let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+        Err(ParquetError::General(format!("it is damaged ({text})")))
+    });
+    result.map_err(|source| Error::Parquet { path: path.to_string(), row_group, source })
 }
 
 /// A damaged footer may say anything; a negative count is none.
@@ -299,8 +317,12 @@ impl Target<'_> {
         self.put_primitive::<T, i64>(array, rows, wrong);
     }
 
-    fn put_primitive<T, V>(&mut self, array: &ArrayRef, rows: Range<usize>, wrong: &mut impl FnMut(usize, Wrong))
-    where
+    fn put_primitive<T, V>(
+        &mut self,
+        array: &ArrayRef,
+        rows: Range<usize>,
+        wrong: &mut impl FnMut(usize, Wrong),
+    ) where
         T: ArrowPrimitiveType,
         V: Value + From<T::Native>,
     {

@@ -227,7 +227,8 @@ pub(crate) struct Scaler {
 
 impl Scaler {
     fn new(scale: Scale) -> Self {
-        static LOGS: LazyLock<Vec<f32>> = LazyLock::new(|| (0..1024u16).map(|n| Scale::Log.apply(n.into())).collect());
+        static LOGS: LazyLock<Vec<f32>> =
+            LazyLock::new(|| (0..1024u16).map(|n| Scale::Log.apply(n.into())).collect());
         Scaler { scale, small: if scale == Scale::Log { &LOGS } else { &[] } }
     }
 

@@ -41,16 +41,16 @@ impl TextReader {
         let style = Style::of(layout)?;
         let path = &shard.path;
         let again = |file: &File| file.try_clone().map_err(Error::io("open", path));
-        let mut lines;
         let plan;
+        let mut lines;
         if style.header {
             let mut top = Lines::open(again(&file)?, path, compression, style, 0)?;
             plan = header_plan(&mut top, path, layout)?;
-            // The clone shares the position, so the shard's own reader is opened after it was used.
-            lines = if compression == Compression::Plain {
-                Lines::open(file, path, compression, style, shard.offset)?
-            } else {
-                top
+            // Offset 0 means the first record, and in a file with a header that is not at 0. The clone
+            // shares the position in the file, so it has to be done with when the other one starts.
+            lines = match shard.offset {
+                0 => top,
+                offset => Lines::open(file, path, compression, style, offset)?,
             };
         } else {
             plan = Plan::without_header(path, layout)?;
@@ -60,7 +60,15 @@ impl TextReader {
             skip(&mut lines, shard.first)?;
         }
         let offset = shard.offset;
-        Ok(TextReader { path: path.clone(), lines, style, plan, offset, lines_before: None, scratch: Vec::new() })
+        Ok(TextReader {
+            path: path.clone(),
+            lines,
+            style,
+            plan,
+            offset,
+            lines_before: None,
+            scratch: Vec::new(),
+        })
     }
 
     /// Passes over records without decoding them. Returns how many there were.
@@ -95,10 +103,16 @@ impl TextReader {
         Ok(taken)
     }
 
-    /// The next record as its columns stand in the file.
-    pub fn raw(&mut self) -> Result<Option<Vec<String>>> {
-        let Some(line) = self.lines.next()? else { return Ok(None) };
-        Ok(Some(header_names(line.text, self.style)))
+    /// The values of the next record as they stand in the file, which [`TextReader::read`] then decodes.
+    pub fn peek(&mut self) -> Result<Option<Vec<Vec<u8>>>> {
+        let mut values = Vec::new();
+        let Some(line) = self.lines.peek()? else { return Ok(None) };
+        // What is wrong with it, reading it will tell.
+        let _ = split(line.text, self.style, &mut self.scratch, &mut |_, value| {
+            values.push(value.to_vec());
+            Ok(())
+        });
+        Ok(Some(values))
     }
 
     /// How the columns are used.
@@ -111,7 +125,10 @@ impl TextReader {
 pub(crate) fn header_plan(lines: &mut Lines, path: &str, layout: &Layout) -> Result<Plan> {
     let style = Style::of(layout)?;
     let Some(header) = lines.next()? else {
-        return Err(Error::File { path: path.into(), reason: "it has nothing but blank lines, not even a header" });
+        return Err(Error::File {
+            path: path.into(),
+            reason: "it has nothing but blank lines, not even a header",
+        });
     };
     let names = header_names(header.text, style);
     Plan::new(path, names, layout)
@@ -176,7 +193,8 @@ fn split_quoted(
 ) -> std::result::Result<usize, BadLine> {
     let (mut column, mut start) = (0, 0);
     loop {
-        let blanks = if style.trim { line[start..].iter().take_while(|b| style.is_blank(**b)).count() } else { 0 };
+        let blanks =
+            if style.trim { line[start..].iter().take_while(|b| style.is_blank(**b)).count() } else { 0 };
         let content = start + blanks + 1;
         let end;
         if line.get(start + blanks) == Some(&b'"') {

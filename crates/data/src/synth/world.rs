@@ -355,7 +355,8 @@ fn id_columns(rng: &mut Rng) -> Vec<Field> {
         let bins = Bins::power_law(*size, *exponent);
         let entries = (*size as usize).min(HEAD) + 2;
         let key = rng.next_u64() as u32;
-        let mut field = Field { bins, missing: Missing(*missing), key, effects: vec![0.0; entries], hidden: vec![] };
+        let mut field =
+            Field { bins, missing: Missing(*missing), key, effects: vec![0.0; entries], hidden: vec![] };
         let shares = field.shares();
         let mut effects: Vec<f64> = shares.iter().map(|(_, remains)| remains * rng.normal()).collect();
         centre(&mut effects, &shares);
@@ -414,4 +415,79 @@ fn strengths(columns: usize, rng: &mut Rng) -> Vec<f64> {
     let raw: Vec<f64> = (0..columns).map(|_| 0.3 + rng.uniform()).collect();
     let total: f64 = raw.iter().sum();
     raw.into_iter().map(|x| x / total).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::truth::Score;
+    use super::*;
+
+    #[test]
+    fn every_seed_makes_data_that_is_neither_easy_nor_hopeless() {
+        for seed in 0..5 {
+            let world = World::new(seed);
+            let mut score = Score::new();
+            (0..30_000)
+                .map(|row| world.draw(Split::Train, row))
+                .for_each(|drawn| score.add(drawn.logit, drawn.label));
+            let truth = score.truth().expect("it has records");
+            assert!((0.79..0.82).contains(&truth.best_auc), "seed {seed}: {}", truth.best_auc);
+            assert!((0.22..0.31).contains(&truth.positive), "seed {seed}: {}", truth.positive);
+        }
+    }
+
+    #[test]
+    fn parts_have_the_variance_they_are_meant_to_have() {
+        let world = World::new(3);
+        let drawn: Vec<Drawn> = (0..40_000).map(|row| world.draw(Split::Test, row)).collect();
+        let variance = |of: &dyn Fn(&Drawn) -> f32| {
+            let values: Vec<f64> = drawn.iter().map(|drawn| f64::from(of(drawn))).collect();
+            let mean = values.iter().sum::<f64>() / values.len() as f64;
+            assert!(mean.abs() < 0.03, "every part is centred: {mean}");
+            values.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / values.len() as f64
+        };
+        let counts = |drawn: &Drawn| world.counts.iter().zip(drawn.counts).map(|(c, n)| c.effect(n)).sum();
+        let ids =
+            |drawn: &Drawn| world.fields.iter().zip(drawn.ranks).map(|(f, r)| f.effects[f.entry(r)]).sum();
+        let pairs = |drawn: &Drawn| world.pairs(&drawn.ranks);
+        assert!((variance(&counts) / VARIANCE_COUNTS - 1.0).abs() < 0.05, "{}", variance(&counts));
+        assert!((variance(&ids) / VARIANCE_IDS - 1.0).abs() < 0.05, "{}", variance(&ids));
+        assert!((variance(&pairs) / VARIANCE_PAIRS - 1.0).abs() < 0.1, "{}", variance(&pairs));
+    }
+
+    #[test]
+    fn ids_follow_a_power_law_and_no_two_are_written_the_same() {
+        let world = World::new(3);
+        let field = &world.fields[2];
+        let mut rng = Rng::new(1);
+        let ranks: Vec<u32> = (0..100_000).filter_map(|_| field.draw(rng.next_u64())).collect();
+        let share =
+            |below: u32| ranks.iter().filter(|rank| **rank < below).count() as f64 / ranks.len() as f64;
+        assert!((0.95..0.99).contains(&(ranks.len() as f64 / 100_000.0)), "3 % are missing");
+        assert!(
+            (0.2..0.3).contains(&share(1)) && (0.5..0.65).contains(&share(10)),
+            "{} {}",
+            share(1),
+            share(10)
+        );
+        assert!((0.92..0.995).contains(&share(30_000)), "the tail is long: {}", share(30_000));
+        let mut ids: Vec<u32> = (0..World::SIZES[2]).map(|rank| field.id(rank)).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), World::SIZES[2] as usize);
+    }
+
+    #[test]
+    fn missing_values_are_as_frequent_as_they_should_be() {
+        let world = World::new(3);
+        let drawn: Vec<Drawn> = (0..20_000).map(|row| world.draw(Split::Train, row)).collect();
+        let share =
+            |of: &dyn Fn(&Drawn) -> bool| drawn.iter().filter(|drawn| of(drawn)).count() as f64 / 20_000.0;
+        for (at, (.., missing)) in SHAPES.iter().enumerate() {
+            assert!((share(&|drawn| drawn.ranks[at].is_none()) - missing).abs() < 0.015, "C{}", at + 1);
+        }
+        for (at, (.., missing)) in COUNT_SHAPES.iter().enumerate() {
+            assert!((share(&|drawn| drawn.counts[at].is_none()) - missing).abs() < 0.015, "I{}", at + 1);
+        }
+    }
 }

@@ -156,7 +156,8 @@ impl ParquetWriter {
         let mut columns: Vec<ArrayRef> = vec![Arc::new(self.labels.finish())];
         columns.extend(self.counts.iter_mut().map(|column| Arc::new(column.finish()) as ArrayRef));
         columns.extend(self.ids.iter_mut().map(|column| Arc::new(column.finish()) as ArrayRef));
-        let batch = RecordBatch::try_new(self.schema.clone(), columns).expect("the columns are those of the schema");
+        let batch =
+            RecordBatch::try_new(self.schema.clone(), columns).expect("the columns are those of the schema");
         self.writer.write(&batch).map_err(failed(path))
     }
 
@@ -167,7 +168,11 @@ impl ParquetWriter {
 }
 
 fn failed(path: &Path) -> impl FnOnce(parquet::errors::ParquetError) -> Error {
-    move |source| Error::Io { attempt: "write", path: path.to_path_buf(), source: std::io::Error::other(source) }
+    move |source| Error::Io {
+        attempt: "write",
+        path: path.to_path_buf(),
+        source: std::io::Error::other(source),
+    }
 }
 
 #[cfg(test)]
@@ -176,8 +181,13 @@ mod tests {
 
     #[test]
     fn lines_look_like_criteos() {
-        let mut drawn =
-            Drawn { label: true, logit: 0.0, counts: [None; COUNTS], ranks: [None; FIELDS], ids: [None; FIELDS] };
+        let mut drawn = Drawn {
+            label: true,
+            logit: 0.0,
+            counts: [None; COUNTS],
+            ranks: [None; FIELDS],
+            ids: [None; FIELDS],
+        };
         drawn.counts[0] = Some(0);
         drawn.counts[1] = Some(-2);
         drawn.counts[12] = Some(i32::MIN);
@@ -185,7 +195,8 @@ mod tests {
         drawn.ids[25] = Some(u32::MAX);
         let mut lines = Vec::new();
         push_line(&mut lines, &drawn);
-        let expected = format!("1\t0\t-2{}-2147483648\t05db9164{}ffffffff\n", "\t".repeat(11), "\t".repeat(25));
+        let expected =
+            format!("1\t0\t-2{}-2147483648\t05db9164{}ffffffff\n", "\t".repeat(11), "\t".repeat(25));
         assert_eq!(String::from_utf8(lines).expect("ASCII"), expected);
     }
 }

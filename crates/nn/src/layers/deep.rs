@@ -37,7 +37,17 @@ impl Deep {
         let weights = widths.windows(2).map(|w| Tensor::zeros([w[0], w[1]], &device)).collect();
         let biases = hidden.iter().map(|&width| vec![0.0; width]).collect();
         let out = vec![0.0; widths[hidden.len()]];
-        Deep { widths, weights, biases, out, inputs: Vec::new(), x: None, dx: None, device, arch: Arch::new() }
+        Deep {
+            widths,
+            weights,
+            biases,
+            out,
+            inputs: Vec::new(),
+            x: None,
+            dx: None,
+            device,
+            arch: Arch::new(),
+        }
     }
 
     /// Takes the values: weight and bias of each layer, then the output's weights.
@@ -134,12 +144,9 @@ impl WithSimd for AddBiasAndClip<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
+    fn with_simd<S: Simd>(self, _: S) {
         for line in self.y.chunks_exact_mut(self.bias.len()) {
-            lanes::update(simd, line, self.bias, |y, bias| {
-                let sum = simd.add_f32s(y, bias);
-                lanes::clip(simd, sum, sum)
-            });
+            lanes::update_each(line, self.bias, |y, bias| lanes::clip(y + bias, y + bias));
         }
     }
 }
@@ -176,12 +183,10 @@ impl WithSimd for OutputGradient<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        for (line, slope) in self.y.chunks_exact_mut(self.weights.len()).zip(self.slopes) {
-            let slope = simd.splat_f32s(*slope);
-            lanes::update(simd, self.gradient, line, |gradient, y| simd.mul_add_e_f32s(slope, y, gradient));
-            lanes::update(simd, line, self.weights, |y, weight| {
-                lanes::clip(simd, y, simd.mul_f32s(slope, weight))
-            });
+        for (line, &slope) in self.y.chunks_exact_mut(self.weights.len()).zip(self.slopes) {
+            let slopes = simd.splat_f32s(slope);
+            lanes::update(simd, self.gradient, line, |gradient, y| simd.mul_add_e_f32s(slopes, y, gradient));
+            lanes::update_each(line, self.weights, |y, weight| lanes::clip(y, slope * weight));
         }
     }
 }
@@ -213,7 +218,7 @@ impl WithSimd for ClipGradient<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        lanes::update(simd, self.dy, self.y, |dy, y| lanes::clip(simd, y, dy));
+    fn with_simd<S: Simd>(self, _: S) {
+        lanes::update_each(self.dy, self.y, |dy, y| lanes::clip(y, dy));
     }
 }

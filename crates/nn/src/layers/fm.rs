@@ -5,7 +5,7 @@
 use pulp::{Arch, Simd, WithSimd};
 
 use super::embedding::Embedding;
-use super::with_constant;
+use super::{lanes, with_constant};
 
 /// The pairwise part of a logit, over the factors in the input matrix.
 pub(crate) struct PairwiseProducts {
@@ -105,8 +105,9 @@ impl WithSimd for Backward<'_> {
                 let fields = line[layout.numeric..].chunks_exact(dim);
                 for (factors, dx) in fields.zip(dx[layout.numeric..].chunks_exact_mut(dim)) {
                     // The derivative by a vector is the sum of all the others.
-                    lanes::add_scaled(simd, dx, slope, sums);
-                    lanes::add_scaled(simd, dx, simd.neg_f32s(slope), factors);
+                    lanes::update2(simd, dx, (sums, factors), |dx, sum, v| {
+                        simd.mul_add_e_f32s(slope, simd.sub_f32s(sum, v), dx)
+                    });
                 }
             }
         });
