@@ -39,8 +39,9 @@ pub enum Compression {
 
 /// The files that `patterns` (paths or globs) name: sorted by path, each once.
 ///
-/// `format` is `data.format`: it counts for all files. Without it names tell: `.parquet`, and
-/// `.csv`, `.tsv`, `.txt`, `.data`, `.test` (UCI names its pairs so) for text; `.gz` or `.zst` behind any of those means packed text.
+/// `format` is `data.format`: it counts for all files. Without it names tell: `.parquet`, and `.csv`,
+/// `.tsv`, `.txt`, `.data`, `.test` (UCI names its pairs so) for text; `.gz` or `.zst` behind any of
+/// those means packed text.
 pub fn discover(patterns: &[String], format: Option<Format>) -> Result<Vec<DataFile>> {
     // Two patterns may name one file in two ways; training its records twice would be wrong.
     let mut files = BTreeMap::new();

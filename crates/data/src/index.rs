@@ -78,7 +78,7 @@ struct Index {
     offsets: Vec<u64>,
 }
 
-/// Looks at every record of a file, and tells (first record, records, offset) of each shard when it is complete.
+/// Looks at every record of a file, and tells each shard (first record, records, offset) when it is complete.
 fn scan(
     file: &DataFile,
     layout: &Layout,
@@ -100,7 +100,7 @@ fn scan(
     }
     let mut index = Index { records: 0, offsets: Vec::new() };
     while let Some(line) = lines.next()? {
-        if index.records % records_per_shard == 0 {
+        if index.records.is_multiple_of(records_per_shard) {
             if let Some(offset) = index.offsets.last() {
                 found(index.records - records_per_shard, records_per_shard, *offset);
             }

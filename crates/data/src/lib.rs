@@ -9,7 +9,7 @@
 //! - [`reader`]: a shard's bytes become records: `reader/text.rs` and `reader/parquet.rs` are the hot
 //!   paths, `reader/plan.rs` decides which column feeds which field.
 //! - [`batch`]: the decoded form: labels, numbers, ids (`field.rs` says how a value becomes an id).
-//! - [`head`]: the first records, for a person to look at.
+//! - [`mod@head`]: the first records, for a person to look at.
 //! - [`synth`]: data with a planted truth, to judge learning by.
 //! - [`error`]: what can go wrong with a file, and what can be wrong with a record.
 

@@ -104,6 +104,11 @@ impl Style {
         before.last().is_none_or(|byte| *byte == self.delimiter)
     }
 
+    /// Whether any quote in `bytes` is the first byte of a field.
+    fn opens_any(&self, bytes: &[u8]) -> bool {
+        memchr_iter(b'"', bytes).any(|quote| self.opens(&bytes[..quote]))
+    }
+
     fn is_blank_line(&self, text: &[u8]) -> bool {
         self.trimmed(text).is_empty()
     }
@@ -281,12 +286,6 @@ impl Lines {
             None => io::Error::new(io::ErrorKind::InvalidData, source),
         };
         Error::Io { attempt: "unpack", path: (&self.path).into(), source }
-    }
-}
-
-impl Style {
-    fn opens_any(&self, bytes: &[u8]) -> bool {
-        memchr_iter(b'"', bytes).any(|quote| self.opens(&bytes[..quote]))
     }
 }
 

@@ -43,6 +43,9 @@ pub fn check(file: &DataFile, layout: &Layout) -> Result<()> {
     header_plan(&mut lines, path, layout).map(drop)
 }
 
+/// Records that room is made for at once.
+const PART_RECORDS: usize = 4096;
+
 /// The records of one shard that were not read yet.
 #[derive(Debug)]
 pub(crate) struct ShardReader {
@@ -97,10 +100,19 @@ impl ShardReader {
     /// Returns how many records were taken, good or bad: fewer than asked for only at the end.
     pub fn read(&mut self, records: usize, batch: &mut Batch, bad: &mut Vec<BadRecord>) -> Result<usize> {
         let wanted = self.remaining.map_or(records, |left| left.min(records as u64) as usize);
-        let taken = match &mut self.source {
-            Source::Text(reader) => reader.read(wanted, batch, bad)?,
-            Source::Parquet(reader) => reader.read(wanted, batch, bad)?,
-        };
+        let mut taken = 0;
+        while taken < wanted {
+            // Room is made as records come: a small file must not cost a large block's memory.
+            let part = (wanted - taken).min(PART_RECORDS);
+            let read = match &mut self.source {
+                Source::Text(reader) => reader.read(part, batch, bad)?,
+                Source::Parquet(reader) => reader.read(part, batch, bad)?,
+            };
+            taken += read;
+            if read < part {
+                break;
+            }
+        }
         if let Some(left) = &mut self.remaining {
             // The fingerprint was right when the file was opened, so it was cut short since.
             if taken < wanted {

@@ -135,7 +135,8 @@ fn prepare(options: &SynthOptions, parts: &[Part]) -> Result<()> {
         if ours && parts.iter().all(|part| part.path != path) {
             return Err(Error::File {
                 path,
-                reason: "it is left from other data and would be mixed with the new; remove it, or choose another directory",
+                reason: "it is left from other data and would be mixed with the new; \
+                         remove it, or choose another directory",
             });
         }
     }

@@ -31,7 +31,14 @@ struct Round {
 impl Evaluation {
     /// No round yet; one each `every` while training.
     pub fn new(every: Option<Duration>) -> Self {
-        Evaluation { shards: Vec::new(), indexed: false, every, rested: Duration::ZERO, round: 0, running: None }
+        Evaluation {
+            shards: Vec::new(),
+            indexed: false,
+            every,
+            rested: Duration::ZERO,
+            round: 0,
+            running: None,
+        }
     }
 
     /// A validation shard was found.
@@ -67,7 +74,10 @@ impl Evaluation {
     /// Whether a round on the interval is due.
     pub fn is_due(&self, now: Duration) -> bool {
         let rested = now.saturating_sub(self.rested);
-        self.indexed && self.has_data() && self.running.is_none() && self.every.is_some_and(|every| rested >= every)
+        self.indexed
+            && self.has_data()
+            && self.running.is_none()
+            && self.every.is_some_and(|every| rested >= every)
     }
 
     /// Whether a round is under way.
@@ -108,7 +118,13 @@ impl Evaluation {
     }
 
     /// A task is scored. Returns the round's scores where it was the last.
-    pub fn finish(&mut self, now: Duration, task: TaskId, id: LeaseId, scores: &Scores) -> (Held, Option<Scores>) {
+    pub fn finish(
+        &mut self,
+        now: Duration,
+        task: TaskId,
+        id: LeaseId,
+        scores: &Scores,
+    ) -> (Held, Option<Scores>) {
         if self.held(task, id).is_none() {
             return (Held::No, None);
         }

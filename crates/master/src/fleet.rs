@@ -103,7 +103,11 @@ impl Fleet {
             return orders;
         }
         if self.deaths > self.deaths_max {
-            let role = if self.servers.values().any(|s| s.state == State::Waiting) { Role::Server } else { Role::Worker };
+            let role = if self.servers.values().any(|s| s.state == State::Waiting) {
+                Role::Server
+            } else {
+                Role::Worker
+            };
             return vec![Order::GiveUp { role }];
         }
         if now >= self.not_before {

@@ -96,7 +96,11 @@ fn prepare(config: &Config, checkpoint_dir: &Path) -> Result<Option<Manifest>> {
 }
 
 /// Indexes the files on a thread of its own.
-fn index(job: &elasticdl_spec::JobSpec, index_dir: PathBuf, inputs: mpsc::UnboundedSender<Input>) -> Result<()> {
+fn index(
+    job: &elasticdl_spec::JobSpec,
+    index_dir: PathBuf,
+    inputs: mpsc::UnboundedSender<Input>,
+) -> Result<()> {
     fs::create_dir_all(&index_dir).map_err(|e| Error::io(format!("making {}", index_dir.display()), e))?;
     let job = job.clone();
     // The loop may be gone before the index is done; then nobody needs it.
@@ -190,7 +194,9 @@ impl Edge {
     fn carry_out(&mut self, effect: Effect) -> Option<Event> {
         match effect {
             Effect::Answer(ticket, answer) => {
-                if let Answer::Beat(BeatReply { what: Some(beat_reply::What::WriteCheckpoint(write)), .. }) = &answer
+                if let Answer::Beat(BeatReply {
+                    what: Some(beat_reply::What::WriteCheckpoint(write)), ..
+                }) = &answer
                     && let Err(error) = fs::create_dir_all(&write.dir)
                 {
                     // The server will fail to write into it and say so.
@@ -209,7 +215,8 @@ impl Edge {
                 let (dir, keep, inputs) = (self.checkpoint_dir.clone(), self.keep, self.inputs.clone());
                 tokio::task::spawn_blocking(move || {
                     let id = manifest.id;
-                    let outcome = store::commit(&dir, &manifest, keep).map(|()| manifest).map_err(|e| e.to_string());
+                    let outcome =
+                        store::commit(&dir, &manifest, keep).map(|()| manifest).map_err(|e| e.to_string());
                     let _ = inputs.send(Input::Event(Event::Committed(id, outcome)));
                 });
                 None

@@ -13,8 +13,9 @@ use axum::{Json, Router};
 use elasticdl_wire::Token;
 use elasticdl_wire::control::master_server::{Master, MasterServer};
 use elasticdl_wire::control::{
-    BeatReply, BeatRequest, CheckpointWrittenReply, CheckpointWrittenRequest, JoinReply, JoinRequest, LeaseReply,
-    LeaseRequest, Member, ReadyReply, ReadyRequest, ReportReply, ReportRequest, TopologyReply, TopologyRequest,
+    BeatReply, BeatRequest, CheckpointWrittenReply, CheckpointWrittenRequest, JoinReply, JoinRequest,
+    LeaseReply, LeaseRequest, Member, ReadyReply, ReadyRequest, ReportReply, ReportRequest, TopologyReply,
+    TopologyRequest,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -49,7 +50,12 @@ impl EventLog {
     }
 
     /// Appends an event, numbering it.
-    pub fn push(&self, event: &str, seconds: f64, fields: serde_json::Map<String, serde_json::Value>) -> status::Event {
+    pub fn push(
+        &self,
+        event: &str,
+        seconds: f64,
+        fields: serde_json::Map<String, serde_json::Value>,
+    ) -> status::Event {
         let mut events = self.events.lock().expect("no holder of this lock panics");
         let seq = events.len() as u64 + 1;
         let event = status::Event { event: event.into(), seq, seconds, fields };
@@ -88,7 +94,10 @@ struct Shared {
 }
 
 impl Shared {
-    async fn ask(&self, make: impl FnOnce(Ticket) -> Event + Send + 'static) -> Result<Answer, tonic::Status> {
+    async fn ask(
+        &self,
+        make: impl FnOnce(Ticket) -> Event + Send + 'static,
+    ) -> Result<Answer, tonic::Status> {
         let (reply, answer) = oneshot::channel();
         let ending = || tonic::Status::unavailable("the master is ending");
         self.inputs.send(Input::Question(Box::new(make), reply)).map_err(|_| ending())?;
@@ -121,7 +130,8 @@ async fn require_token(State(token): State<Token>, request: Request, next: Next)
         return next.run(request).await;
     }
     tracing::warn!(path = request.uri().path(), "call without the job's token refused");
-    let grpc = request.headers().get("content-type").is_some_and(|t| t.as_bytes().starts_with(b"application/grpc"));
+    let grpc =
+        request.headers().get("content-type").is_some_and(|t| t.as_bytes().starts_with(b"application/grpc"));
     if grpc {
         return tonic::Status::unauthenticated("the job's token is missing or wrong").into_http();
     }
@@ -173,7 +183,8 @@ fn ending() -> impl IntoResponse {
 }
 
 fn caller(member: Option<&Member>) -> Result<Caller, tonic::Status> {
-    let member = member.ok_or_else(|| tonic::Status::invalid_argument("the caller does not say who it is"))?;
+    let member =
+        member.ok_or_else(|| tonic::Status::invalid_argument("the caller does not say who it is"))?;
     Ok(Caller { role: member.role, id: member.id, pid: member.pid })
 }
 

@@ -21,7 +21,8 @@ pub fn checkpoint_path(dir: &str, id: u64) -> String {
 
 /// The newest committed checkpoint in `dir`, if there is one.
 pub fn newest(dir: &Path) -> Result<Option<Manifest>> {
-    let Some((_, path)) = checkpoints(dir)?.into_iter().rfind(|(_, path)| path.join(MANIFEST).exists()) else {
+    let Some((_, path)) = checkpoints(dir)?.into_iter().rfind(|(_, path)| path.join(MANIFEST).exists())
+    else {
         return Ok(None);
     };
     let error = |reason: String| Error::Checkpoint { path: path.display().to_string(), reason };

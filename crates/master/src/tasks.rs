@@ -307,7 +307,8 @@ impl Tasks {
 
     /// The next epoch begins when nothing of this one waits any more, so that no worker idles.
     fn begin_epochs(&mut self) {
-        while self.indexed && self.todo.is_empty() && self.epoch + 1 < self.epochs && !self.shards.is_empty() {
+        while self.indexed && self.todo.is_empty() && self.epoch + 1 < self.epochs && !self.shards.is_empty()
+        {
             self.epoch += 1;
             for shard in 0..self.shards.len() as u32 {
                 self.make_wait(TaskId::train(self.epoch, shard));

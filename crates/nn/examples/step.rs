@@ -1,9 +1,9 @@
 //! Training speed of the models on this machine, without data, servers or network.
 //!
-//! `cargo run --release -p elasticdl-nn --example step -- [threads] [seconds] [model]` prints records per
-//! second of processor time for the configurations of the benchmark. Each thread has its own model and half a batch. A plain
-//! matrix product is timed between the steps, so that figures of a busy machine can be compared: the
-//! last column is how much of the product's speed the whole step has.
+//! `cargo run --release -p elasticdl-nn --example step -- [threads] [seconds] [model]` prints records
+//! per second of processor time for the configurations of the benchmark. Each thread has its own model
+//! and half a batch. A plain matrix product is timed between the steps, so that figures of a busy
+//! machine can be compared: the last column is how much of the product's speed the whole step has.
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ fn main() {
     let (threads, seconds) = (number(0, 1), number(1, 3));
     let wanted = arguments.get(2).map_or("", String::as_str);
     let run_time = Duration::from_secs(seconds as u64);
-    println!("{:34} {threads} thread(s), records/s", "");
+    println!("{:34} {threads} thread(s), records per second of processor time", "");
     println!("{:34} {:>9} {:>9} {:>8} {:>8}", "model", "median", "best", "GFLOP/s", "of SGEMM");
     for (name, zoo, embedding_dim, hidden) in [
         ("deepfm dim 16 hidden 400-400-400", Zoo::Deepfm, 16, vec![400, 400, 400]),

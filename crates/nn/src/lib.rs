@@ -5,15 +5,12 @@
 //! - [`model`]: [`Model`], the contract; [`Input`] and [`Gradients`], what goes in and out.
 //! - [`zoo`]: the models that ship, one per file; [`build`] makes one from a job's `model` part.
 //! - `layers`: what the models share: the wide part, the factorization machine, the dense network.
-//! - [`metrics`]: mergeable scores: logloss, AUC, calibration.
 
 pub mod error;
 mod layers;
-pub mod metrics;
 pub mod model;
 pub mod zoo;
 
 pub use error::{Error, Result};
-pub use metrics::Scores;
 pub use model::{Gradients, Input, Model, TableInput};
 pub use zoo::build;

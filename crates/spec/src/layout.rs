@@ -144,8 +144,20 @@ fn criteo() -> Layout {
 /// UCI's Adult census: 14 columns and the income, comma and blank between them, no header.
 fn adult() -> Layout {
     const COLUMNS: [&str; 15] = [
-        "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",
-        "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country",
+        "age",
+        "workclass",
+        "fnlwgt",
+        "education",
+        "education-num",
+        "marital-status",
+        "occupation",
+        "relationship",
+        "race",
+        "sex",
+        "capital-gain",
+        "capital-loss",
+        "hours-per-week",
+        "native-country",
         "income",
     ];
     let number = |column: &str, scale| NumericField { column: column.into(), scale };
@@ -155,7 +167,14 @@ fn adult() -> Layout {
         bucket,
     };
     let mut categorical: Vec<CategoricalField> = [
-        "workclass", "education", "marital-status", "occupation", "relationship", "race", "sex", "native-country",
+        "workclass",
+        "education",
+        "marital-status",
+        "occupation",
+        "relationship",
+        "race",
+        "sex",
+        "native-country",
     ]
     .map(|column| value_field(column.into()))
     .into();

@@ -163,7 +163,8 @@ impl Resolver {
         let literal = Value::String(text.into());
         let raw = parse_yaml(text).unwrap_or_else(|_| literal.clone());
         let best = if value::check(setting.rule, &raw).is_ok() { raw } else { literal };
-        let shown = if value::check(setting.rule, &best).is_ok() { best } else { parse_yaml(text).unwrap_or(best) };
+        let shown =
+            if value::check(setting.rule, &best).is_ok() { best } else { parse_yaml(text).unwrap_or(best) };
         self.set(setting, place, &shown, source);
     }
 
@@ -175,7 +176,9 @@ impl Resolver {
         let root = match parse_yaml(text).map_err(|e| fatal(format!("not YAML: {e}")))? {
             Value::Object(root) => root,
             Value::Null => return Err(fatal("it is empty".into())),
-            other => return Err(fatal(format!("a mapping is wanted, {} was given", value::describe(&other)))),
+            other => {
+                return Err(fatal(format!("a mapping is wanted, {} was given", value::describe(&other))));
+            }
         };
         self.head(&root, "apiVersion", API_VERSION);
         self.head(&root, "kind", KIND);

@@ -137,7 +137,13 @@ mod tests {
         for (p, _) in records.iter().filter(|r| r.1 == 1.0) {
             for (q, _) in records.iter().filter(|r| r.1 == 0.0) {
                 pairs += 1.0;
-                wins += if p > q { 1.0 } else if p == q { 0.5 } else { 0.0 };
+                wins += if p > q {
+                    1.0
+                } else if p == q {
+                    0.5
+                } else {
+                    0.0
+                };
             }
         }
         wins / pairs

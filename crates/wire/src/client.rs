@@ -34,7 +34,5 @@ pub fn answer<T>(
     call: &'static str,
     outcome: std::result::Result<tonic::Response<T>, tonic::Status>,
 ) -> Result<T> {
-    outcome
-        .map(tonic::Response::into_inner)
-        .map_err(|status| Error::Call { call, status: Box::new(status) })
+    outcome.map(tonic::Response::into_inner).map_err(|status| Error::Call { call, status: Box::new(status) })
 }

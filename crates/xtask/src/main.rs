@@ -1,4 +1,5 @@
 //! Chores of the project: `cargo xtask test` and `cargo xtask bench`.
+#![expect(clippy::disallowed_methods, reason = "it tells how long its steps take")]
 
 use std::process::Command;
 use std::time::Instant;
@@ -51,14 +52,15 @@ fn test() -> Result<()> {
 /// A component of the toolchain, installed where it is missing.
 fn ensure_component(component: &str) -> Result<()> {
     let tool = if component == "rustfmt" { "fmt" } else { component };
-    let there = Command::new(env!("CARGO")).args([tool, "--version"]).output().is_ok_and(|out| out.status.success());
+    let there =
+        Command::new(env!("CARGO")).args([tool, "--version"]).output().is_ok_and(|out| out.status.success());
     if there {
         return Ok(());
     }
-    let status = Command::new("rustup")
-        .args(["component", "add", component])
-        .status()
-        .with_context(|| format!("{component} is missing, and rustup, which would install it, cannot be run"))?;
+    let status =
+        Command::new("rustup").args(["component", "add", component]).status().with_context(|| {
+            format!("{component} is missing, and rustup, which would install it, cannot be run")
+        })?;
     if !status.success() {
         bail!("rustup could not install {component}");
     }
@@ -69,7 +71,8 @@ fn ensure_component(component: &str) -> Result<()> {
 fn step(name: &str, arguments: &[&str]) -> Result<()> {
     println!("== {name}: cargo {}", arguments.join(" "));
     let began = Instant::now();
-    let status = Command::new(env!("CARGO")).args(arguments).status().with_context(|| format!("running {name}"))?;
+    let status =
+        Command::new(env!("CARGO")).args(arguments).status().with_context(|| format!("running {name}"))?;
     if !status.success() {
         bail!("{name} failed");
     }

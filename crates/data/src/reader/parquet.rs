@@ -57,7 +57,7 @@ impl ParquetReader {
         let mut row_group_ends = Vec::new();
         let mut end = 0;
         for group in metadata.metadata().row_groups() {
-            end += rows(group.num_rows());
+            end += group.num_rows() as u64;
             row_group_ends.push(end);
         }
         let last = first.saturating_add(records).min(end);
@@ -203,7 +203,7 @@ impl std::fmt::Debug for ParquetReader {
 pub(crate) fn records_in_footer(path: &str, layout: &Layout) -> Result<u64> {
     let file = File::open(path).map_err(Error::io("open", path))?;
     let footer = Footer::read(&file, path, layout)?;
-    Ok(footer.metadata.metadata().row_groups().iter().map(|group| rows(group.num_rows())).sum())
+    Ok(footer.metadata.metadata().row_groups().iter().map(|group| group.num_rows() as u64).sum())
 }
 
 /// What the end of a Parquet file says.
@@ -238,11 +238,31 @@ impl Footer {
             }
             columns.push(column);
         }
+        check_rows(&metadata, &columns, path)?;
         Ok(Footer { metadata, plan, columns })
     }
 }
 
-/// Calls the Parquet library, which panics at some kinds of damage: to us that is a damaged file like any other.
+/// Makes sure that the columns which are read have as many values as the footer says there are rows.
+///
+/// A damaged footer may speak of any number of rows, and shards would be cut for all of them.
+fn check_rows(metadata: &ArrowReaderMetadata, columns: &[usize], path: &str) -> Result<()> {
+    let schema = metadata.parquet_schema();
+    for (n, group) in metadata.metadata().row_groups().iter().enumerate() {
+        let of_column = |column: &usize| {
+            let leaf = (0..schema.num_columns()).find(|leaf| schema.get_column_root_idx(*leaf) == *column)?;
+            group.columns().get(leaf).map(|chunk| chunk.num_values())
+        };
+        if group.num_rows() < 0 || columns.iter().any(|column| of_column(column) != Some(group.num_rows())) {
+            let source =
+                ParquetError::General("the footer contradicts itself about the number of rows".into());
+            return Err(Error::Parquet { path: path.into(), row_group: Some(n), source });
+        }
+    }
+    Ok(())
+}
+
+/// Calls the Parquet library, which panics at some kinds of damage: to us that is a damaged file as any other.
 fn guarded<T>(
     path: &str,
     row_group: Option<usize>,
@@ -255,11 +275,6 @@ fn guarded<T>(
         Err(ParquetError::General(format!("it is damaged ({text})")))
     });
     result.map_err(|source| Error::Parquet { path: path.to_string(), row_group, source })
-}
-
-/// A damaged footer may say anything; a negative count is none.
-fn rows(count: i64) -> u64 {
-    u64::try_from(count).unwrap_or(0)
 }
 
 fn is_readable(kind: &DataType) -> bool {

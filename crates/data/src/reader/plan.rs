@@ -95,7 +95,8 @@ impl Plan {
         if layout.columns.is_empty() {
             return Err(Error::File {
                 path: path.into(),
-                reason: "it has no header and the layout names no columns; say which there are, or that there is a header",
+                reason: "it has no header and the layout names no columns; \
+                         say which there are, or that there is a header",
             });
         }
         Plan::new(path, layout.columns.clone(), layout)

@@ -86,7 +86,9 @@ proptest! {
             NumericField { column: "n".into(), scale: Scale::Log },
             NumericField { column: "f".into(), scale: Scale::Standard { mean: 3.0, deviation: 7.0 } },
         ];
-        let field = |column: &str, bucket| CategoricalField { name: format!("{column}!"), column: column.into(), bucket };
+        let field = |column: &str, bucket| {
+            CategoricalField { name: format!("{column}!"), column: column.into(), bucket }
+        };
         layout.categorical = vec![
             field("c", Bucket::Value),
             field("t", Bucket::Value),
@@ -94,10 +96,13 @@ proptest! {
             field("f", Bucket::Log { steps: 4.0 }),
         ];
         let made = Made::new();
-        let quoted = |text: &Option<String>| text.as_ref().map(|t| format!("\"{}\"", t.replace('"', "\"\""))).unwrap_or_default();
+        let quote = |text: &String| format!("\"{}\"", text.replace('"', "\"\""));
         let lines: Vec<String> = rows
             .iter()
-            .map(|r| format!("{},{},{},{},{}\n", u8::from(r.label), text_of(&r.n), text_of(&r.float), text_of(&r.c), quoted(&r.text)))
+            .map(|r| {
+                let (n, float, c) = (text_of(&r.n), text_of(&r.float), text_of(&r.c));
+                format!("{},{n},{float},{c},{}\n", u8::from(r.label), text_of(&r.text.as_ref().map(quote)))
+            })
             .collect();
         let csv = made.file("some.csv", lines.concat());
         let columns: [(&str, ArrayRef); 5] = [

@@ -18,7 +18,13 @@ use crate::store;
 const BEAT_HELD: Duration = Duration::from_secs(1);
 
 impl Job {
-    pub(super) fn joined(&mut self, ticket: Ticket, caller: Caller, address: String, effects: &mut Vec<Effect>) {
+    pub(super) fn joined(
+        &mut self,
+        ticket: Ticket,
+        caller: Caller,
+        address: String,
+        effects: &mut Vec<Effect>,
+    ) {
         if !self.fleet.joined(caller.role(), caller.id, caller.pid) {
             return effects.push(refused(ticket));
         }
@@ -73,11 +79,16 @@ impl Job {
         effects.push(Effect::Answer(ticket, Answer::Noted));
         if !ready.error.is_empty() {
             if ready.user_error {
-                self.fail(now, format!("ps-{} cannot open its partitions: {}", caller.id, ready.error), effects);
+                self.fail(
+                    now,
+                    format!("ps-{} cannot open its partitions: {}", caller.id, ready.error),
+                    effects,
+                );
             }
             return; // It ends, and is started again.
         }
-        let address = self.known.get(&(caller.role, caller.id)).map(|k| k.address.clone()).unwrap_or_default();
+        let address =
+            self.known.get(&(caller.role, caller.id)).map(|k| k.address.clone()).unwrap_or_default();
         for opened in ready.partitions {
             let place = self.places.get_mut(opened.partition as usize);
             // A server that opened before a roll-back holds rows that do not count any more.
@@ -248,7 +259,8 @@ impl Job {
                     self.plan.job.limits.restarts + 1
                 );
                 if !self.last_words.is_empty() {
-                    error = format!("{error}; the last one's log ends with:\n  {}", self.last_words.join("\n  "));
+                    error =
+                        format!("{error}; the last one's log ends with:\n  {}", self.last_words.join("\n  "));
                 }
                 return self.fail(now, error, effects);
             }

@@ -103,7 +103,12 @@ impl Job {
         }
     }
 
-    pub(super) fn exported(&mut self, now: Duration, outcome: Result<Value, String>, effects: &mut Vec<Effect>) {
+    pub(super) fn exported(
+        &mut self,
+        now: Duration,
+        outcome: Result<Value, String>,
+        effects: &mut Vec<Effect>,
+    ) {
         match outcome {
             Ok(facts) => {
                 effects.push(Effect::Emit("exported", fields([("output", facts)])));
@@ -148,7 +153,9 @@ impl Job {
         let files: BTreeMap<u32, PartitionFile> = written
             .files
             .iter()
-            .map(|f| (f.partition, PartitionFile { bytes: f.bytes, crc32: f.crc32, incarnation: f.incarnation }))
+            .map(|f| {
+                (f.partition, PartitionFile { bytes: f.bytes, crc32: f.crc32, incarnation: f.incarnation })
+            })
             .collect();
         if let Progress::Complete(done) = self.checkpoints.written(caller.id, written.checkpoint, files) {
             effects.push(Effect::Commit(Box::new(self.manifest(done))));

@@ -70,7 +70,8 @@ impl World {
     }
 
     fn find_shards(&mut self, shards: u64) {
-        let shard = |n| Shard { path: "t".into(), first: n * 10, records: Some(10), offset: 0, fingerprint: 1 };
+        let shard =
+            |n| Shard { path: "t".into(), first: n * 10, records: Some(10), offset: 0, fingerprint: 1 };
         for n in 0..shards {
             self.step(Event::ShardFound(Purpose::Train, shard(n)));
         }
@@ -146,7 +147,12 @@ impl World {
             let caller = self.caller(Role::Server, server);
             let mine = self.job.places.iter().enumerate().filter(|(_, p)| p.server == server);
             let partitions = mine
-                .map(|(p, place)| Assignment { partition: p as u32, incarnation: place.incarnation, bytes: 0, crc32: 0 })
+                .map(|(p, place)| Assignment {
+                    partition: p as u32,
+                    incarnation: place.incarnation,
+                    bytes: 0,
+                    crc32: 0,
+                })
                 .collect();
             let ready = ReadyRequest { partitions, ..ReadyRequest::default() };
             assert_eq!(self.ask(|t| Event::Ready(t, caller, ready)), Some(Answer::Noted));
@@ -211,7 +217,12 @@ impl World {
     fn written(&self, server: u32, checkpoint: u64) -> CheckpointWrittenRequest {
         let mine = self.job.places.iter().enumerate().filter(|(_, p)| p.server == server);
         let files = mine
-            .map(|(p, place)| Assignment { partition: p as u32, incarnation: place.incarnation, bytes: 5, crc32: 6 })
+            .map(|(p, place)| Assignment {
+                partition: p as u32,
+                incarnation: place.incarnation,
+                bytes: 5,
+                crc32: 6,
+            })
             .collect();
         CheckpointWrittenRequest { checkpoint, files, ..CheckpointWrittenRequest::default() }
     }
@@ -352,7 +363,9 @@ fn resuming_over_changed_files_is_refused() {
     let mut world = World::resumed(&[], Some(manifest));
     world.find_shards(5);
     assert_eq!(world.ended, Some(Phase::Failed));
-    assert!(world.finished()["error"].as_str().unwrap().contains("not those that the checkpoint was made from"));
+    assert!(
+        world.finished()["error"].as_str().unwrap().contains("not those that the checkpoint was made from")
+    );
 }
 
 #[test]
@@ -454,7 +467,8 @@ fn a_failed_checkpoint_is_a_warning_while_training_and_the_end_when_it_is_the_la
         let caller = world.caller(Role::Server, 0);
         world.ask(|t| Event::Beat(t, caller, Value::Null));
         let id = world.job.checkpoints.writing().expect("one is being written");
-        let written = CheckpointWrittenRequest { checkpoint: id, error: "disk full".into(), ..Default::default() };
+        let written =
+            CheckpointWrittenRequest { checkpoint: id, error: "disk full".into(), ..Default::default() };
         world.ask(|t| Event::Written(t, caller, written));
     };
     world.tick(10_000);

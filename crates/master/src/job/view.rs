@@ -102,7 +102,9 @@ fn rate_and_loss(job: &Job, now: Duration) -> (f64, Option<f64>) {
     let records: u64 = job.window.iter().map(|(_, records, _)| records).sum();
     let loss: f64 = job.window.iter().map(|(_, _, loss)| loss).sum();
     let Some((first, _, _)) = job.window.front() else { return (0.0, None) };
-    let since = job.training.map_or(*first, |(began, _, _)| began.max(first.saturating_sub(Duration::from_millis(200))));
+    let since = job
+        .training
+        .map_or(*first, |(began, _, _)| began.max(first.saturating_sub(Duration::from_millis(200))));
     let seconds = now.saturating_sub(since).as_secs_f64().max(RATE_OVER_MIN);
     (records as f64 / seconds, (records > 0).then(|| loss / records as f64))
 }

@@ -64,7 +64,8 @@ impl Job {
         effects: &mut Vec<Effect>,
     ) {
         let Ok(task) = report.task.parse::<TaskId>() else {
-            return effects.push(Effect::Answer(ticket, Answer::Refused(format!("no task {:?}", report.task))));
+            return effects
+                .push(Effect::Answer(ticket, Answer::Refused(format!("no task {:?}", report.task))));
         };
         let id = LeaseId { term: report.term, n: report.lease };
         let held = match task.purpose {

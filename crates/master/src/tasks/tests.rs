@@ -120,8 +120,7 @@ fn restoring_makes_what_came_after_the_checkpoint_wait_again() {
     tasks.finish(lost, lease_id(6), 100);
     tasks.restore(checkpoint);
     assert_eq!(tasks.records(), 600);
-    let rest: Vec<TaskId> =
-        (7..).map_while(|n| tasks.lease(at(0), lease_id(n), WorkerId(0))).collect();
+    let rest: Vec<TaskId> = (7..).map_while(|n| tasks.lease(at(0), lease_id(n), WorkerId(0))).collect();
     assert_eq!(rest, [TaskId::train(1, 2), TaskId::train(1, 3)]);
 }
 

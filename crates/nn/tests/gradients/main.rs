@@ -140,10 +140,14 @@ fn predictions_explain_the_loss() {
         let tables = case.tables();
         let mut probabilities = vec![9.0];
         model.predict(&case.input(&tables), &mut probabilities);
-        let mut scores = elasticdl_nn::Scores::default();
-        scores.add_all(&probabilities, &case.labels);
-        assert_eq!(scores.count(), 1500);
-        assert!((scores.logloss() * 1500.0 - loss).abs() < 1e-4 * loss, "{:?}", case.spec);
+        let mut scores = elasticdl_spec::scores::Scores::default();
+        probabilities.iter().zip(&case.labels).for_each(|(p, y)| scores.add(*p, *y));
+        assert_eq!(scores.records(), 1500);
+        assert!(
+            (scores.logloss().expect("there are records") * 1500.0 - loss).abs() < 1e-4 * loss,
+            "{:?}",
+            case.spec
+        );
     }
 }
 

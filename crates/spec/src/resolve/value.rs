@@ -10,9 +10,7 @@ pub fn check(rule: Rule, raw: &Value) -> Result<Value, String> {
     match rule {
         Rule::Text => text(raw).filter(|t| !t.is_empty()).map(|t| json!(t)).ok_or_else(found),
         Rule::Name => raw.as_str().filter(|t| is_name(t)).map(|t| json!(t)).ok_or_else(found),
-        Rule::OneOf(names) => {
-            raw.as_str().filter(|t| names.contains(t)).map(|t| json!(t)).ok_or_else(found)
-        }
+        Rule::OneOf(names) => raw.as_str().filter(|t| names.contains(t)).map(|t| json!(t)).ok_or_else(found),
         Rule::Flag => raw.as_bool().map(|b| json!(b)).ok_or_else(found),
         Rule::Count { min, max } => {
             whole(raw).filter(|n| (min..=max).contains(n)).map(|n| json!(n)).ok_or_else(found)
