@@ -57,7 +57,7 @@ impl ParquetReader {
         let mut row_group_ends = Vec::new();
         let mut end = 0;
         for group in metadata.metadata().row_groups() {
-            end += group.num_rows() as u64;
+            end = group.num_rows().cast_unsigned().saturating_add(end);
             row_group_ends.push(end);
         }
         let last = first.saturating_add(records).min(end);
@@ -203,7 +203,8 @@ impl std::fmt::Debug for ParquetReader {
 pub(crate) fn records_in_footer(path: &str, layout: &Layout) -> Result<u64> {
     let file = File::open(path).map_err(Error::io("open", path))?;
     let footer = Footer::read(&file, path, layout)?;
-    Ok(footer.metadata.metadata().row_groups().iter().map(|group| group.num_rows() as u64).sum())
+    let groups = footer.metadata.metadata().row_groups().iter();
+    Ok(groups.fold(0u64, |rows, group| rows.saturating_add(group.num_rows().cast_unsigned())))
 }
 
 /// What the end of a Parquet file says.

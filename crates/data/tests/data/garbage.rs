@@ -91,3 +91,22 @@ fn a_panic_of_the_parquet_library_is_an_error() {
     }
     assert!(messages.iter().any(|message| message.contains("it is damaged (")), "{messages:?}");
 }
+
+/// Found by the property above: shards were cut for as many rows as a damaged footer spoke of.
+#[test]
+fn a_footer_that_contradicts_itself_is_an_error() {
+    let whole = some_parquet();
+    let made = Made::new();
+    let footer = u32::from_le_bytes(whole[whole.len() - 8..][..4].try_into().expect("4 bytes")) as usize + 8;
+    let mut contradictions = 0;
+    for at in whole.len() - footer..whole.len() - 8 {
+        let mut bytes = whole.clone();
+        bytes[at] = 0x7e;
+        let file = made.file("x.parquet", &bytes);
+        let error = made.shards(&file, &plain(), 3).err();
+        let cause = error.as_ref().and_then(std::error::Error::source).map(ToString::to_string);
+        contradictions += usize::from(cause.is_some_and(|cause| cause.contains("contradicts itself")));
+    }
+    // 4 row groups, each with the rows of the group and those of three columns.
+    assert!((4..=40).contains(&contradictions), "{contradictions}");
+}
