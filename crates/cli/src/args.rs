@@ -323,6 +323,9 @@ pub struct Predict {
     /// The model and the data.
     #[command(flatten)]
     pub input: ModelAndData,
+    /// The files come without the label's column, as new records do.
+    #[arg(long)]
+    pub no_label: bool,
     /// File to write to; stdout by default.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,

@@ -76,6 +76,12 @@ impl Job {
         Ok(Job { trained, files, layout, format, threads, bad })
     }
 
+    /// The records come without the label's column.
+    pub fn without_label(mut self) -> Job {
+        self.layout = Arc::new(self.layout.without_label());
+        self
+    }
+
     /// Scores everything; `each` gets the batches in the order of the input.
     pub fn run(&self, each: &mut dyn FnMut(Scored) -> anyhow::Result<()>) -> anyhow::Result<()> {
         let index = tempfile::tempdir().context("making a directory for the index")?;

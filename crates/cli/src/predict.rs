@@ -13,7 +13,10 @@ use crate::print;
 
 /// `predict`.
 pub fn predict(args: &Predict) -> anyhow::Result<Exit> {
-    let job = Job::open(&args.input, if args.input.skip_bad { Bad::Mark } else { Bad::Fail })?;
+    let mut job = Job::open(&args.input, if args.input.skip_bad { Bad::Mark } else { Bad::Fail })?;
+    if args.no_label {
+        job = job.without_label();
+    }
     let (bad, records) = match &args.out {
         None => match write(&job, &mut io::stdout().lock()) {
             // The reader has seen enough.

@@ -58,12 +58,12 @@ fn values(layout: &Layout, names: &[String], raw: &[Vec<u8>], batch: &Batch) -> 
         let raw = at.and_then(|at| raw.get(at)).map(|value| String::from_utf8_lossy(value).into_owned());
         raw.filter(|text| !layout.text.missing.contains(text)).unwrap_or_default()
     };
-    let label = [(layout.label.column.clone(), batch.labels[0].to_string())];
+    let label = layout.label.iter().map(|label| (label.column.clone(), batch.labels[0].to_string()));
     let numbers = layout.numeric.iter().zip(&batch.numeric).map(|(field, number)| {
         // A missing number is 0 for a model; a person wants to know which it was.
         let shown = if text(&field.column).is_empty() { String::new() } else { number.to_string() };
         (field.column.clone(), shown)
     });
     let ids = layout.categorical.iter().map(|field| (field.name.clone(), text(&field.column)));
-    label.into_iter().chain(numbers).chain(ids).collect()
+    label.chain(numbers).chain(ids).collect()
 }

@@ -13,8 +13,8 @@ pub struct Layout {
     pub columns: Vec<String>,
     /// How text is cut into columns.
     pub text: TextStyle,
-    /// The label.
-    pub label: Label,
+    /// The label; `None` for records that have none, of which only predictions can be made.
+    pub label: Option<Label>,
     /// Inputs used as numbers.
     pub numeric: Vec<NumericField>,
     /// Inputs used as ids of embedding rows.
@@ -124,6 +124,15 @@ impl Layout {
             _ => None,
         }
     }
+
+    /// The same layout for records that come without the label's column.
+    pub fn without_label(&self) -> Layout {
+        let mut layout = self.clone();
+        if let Some(label) = layout.label.take() {
+            layout.columns.retain(|column| *column != label.column);
+        }
+        layout
+    }
 }
 
 /// Criteo's click logs: label, 13 counts, 26 ids, tab-separated, no header.
@@ -135,7 +144,7 @@ fn criteo() -> Layout {
         name: "criteo".into(),
         columns,
         text: TextStyle { delimiter: '\t', header: false, quotes: false, trim: false, missing: vec![] },
-        label: Label { column: "label".into(), positive: vec![] },
+        label: Some(Label { column: "label".into(), positive: vec![] }),
         numeric: counts.into_iter().map(|column| NumericField { column, scale: Scale::Log }).collect(),
         categorical: ids.into_iter().map(value_field).collect(),
     }
@@ -194,7 +203,7 @@ fn adult() -> Layout {
             trim: true,
             missing: vec!["?".into()],
         },
-        label: Label { column: "income".into(), positive: vec![">50K".into(), ">50K.".into()] },
+        label: Some(Label { column: "income".into(), positive: vec![">50K".into(), ">50K.".into()] }),
         numeric: vec![
             number("age", Scale::Standard { mean: 38.6, deviation: 13.6 }),
             number("fnlwgt", Scale::Standard { mean: 189_800.0, deviation: 105_500.0 }),
@@ -225,7 +234,7 @@ mod tests {
                 .iter()
                 .map(|f| &f.column)
                 .chain(layout.categorical.iter().map(|f| &f.column))
-                .chain([&layout.label.column]);
+                .chain(layout.label.iter().map(|label| &label.column));
             for column in used {
                 assert!(layout.columns.contains(column), "{name}: {column}");
             }

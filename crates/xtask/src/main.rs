@@ -45,7 +45,7 @@ fn test() -> Result<()> {
     }
     step("format", &["fmt", "--all", "--check"])?;
     step("lint", &["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])?;
-    step("test", &["test", "--workspace", "--locked"])?;
+    step("test", &["test", "--workspace", "--locked", "--no-fail-fast"])?;
     Ok(())
 }
 

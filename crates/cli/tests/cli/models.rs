@@ -42,6 +42,12 @@ fn an_exported_model_judges_as_the_job_did_and_predicts_in_order() {
         (loss / 2_000.0 - last["logloss"].as_f64().unwrap()).abs() < 1e-4,
         "a line belongs to its record"
     );
+    let new: String = text.lines().map(|line| format!("{}\n", &line[2..])).collect();
+    world.write("new.tsv", &new);
+    let unlabelled = world.run(&["predict", "--model", "model", "--data", "new.tsv", "--no-label"]).ok();
+    assert_eq!(unlabelled, one, "the label says nothing about a prediction");
+    let refused = world.run(&["predict", "--model", "model", "--data", "new.tsv"]).failed(1);
+    assert!(refused.contains("39 columns"), "{refused}");
     let manifest: Value =
         serde_json::from_slice(&fs::read(world.path("model/manifest.json")).unwrap()).unwrap();
     assert_eq!((&manifest["job"], &manifest["records"]), (&"ctr".into(), &10_000.into()));

@@ -68,7 +68,9 @@ impl Plan {
                 columns: names.clone(),
             }),
         };
-        add(&layout.label.column, Use::Label)?;
+        if let Some(label) = &layout.label {
+            add(&label.column, Use::Label)?;
+        }
         for (slot, field) in layout.numeric.iter().enumerate() {
             add(&field.column, Use::Number { slot, scaler: Scaler::new(field.scale) })?;
         }
@@ -83,7 +85,7 @@ impl Plan {
             uses: uses.into_iter().map(Vec::into_boxed_slice).collect(),
             numeric: layout.numeric.len(),
             categorical: layout.categorical.len(),
-            positive: bytes(&layout.label.positive),
+            positive: layout.label.as_ref().map_or_else(Vec::new, |label| bytes(&label.positive)),
             missing_typed: missing.iter().any(typed),
             missing,
             names,

@@ -56,7 +56,7 @@ pub fn plain() -> Layout {
         name: "custom".into(),
         columns: ["label", "n", "c"].map(String::from).into(),
         text: TextStyle { delimiter: ',', header: false, quotes: false, trim: false, missing: vec![] },
-        label: Label { column: "label".into(), positive: vec![] },
+        label: Some(Label { column: "label".into(), positive: vec![] }),
         numeric: vec![NumericField { column: "n".into(), scale: Scale::Identity }],
         categorical: vec![CategoricalField { name: "c".into(), column: "c".into(), bucket: Bucket::Value }],
     }

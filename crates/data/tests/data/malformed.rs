@@ -71,7 +71,7 @@ fn columns_that_are_not_used_may_hold_anything() {
 #[test]
 fn labels_may_be_words() {
     let mut layout = plain();
-    layout.label.positive = vec!["yes".into(), "1".into()];
+    layout.label.as_mut().expect("it has a label").positive = vec!["yes".into(), "1".into()];
     let (made, file) = Made::with("some.csv", "yes,0,a\nno,1,a\n1,2,a\n0,3,a\n,4,a\n");
     let (batch, bad) = read_file(&made, &file, &layout).expect("the file can be read");
     assert_eq!(batch.labels, [1.0, 0.0, 1.0, 0.0]);

@@ -185,7 +185,7 @@ fn custom_layout(v: &Values) -> Layout {
             missing: vec![],
         },
         columns,
-        label: Label { column: get(v, "data.label"), positive: texts(v, "data.positive") },
+        label: Some(Label { column: get(v, "data.label"), positive: texts(v, "data.positive") }),
         numeric: texts(v, "data.numeric").into_iter().map(number).collect(),
         categorical: texts(v, "data.categorical").into_iter().map(id).collect(),
     }

@@ -140,7 +140,7 @@ fn layout() -> Layout {
         name: "custom".into(),
         columns: ["label", "x", "y", "a", "b"].map(String::from).into(),
         text: TextStyle { delimiter: ',', header: false, quotes: false, trim: false, missing: vec![] },
-        label: Label { column: "label".into(), positive: vec![] },
+        label: Some(Label { column: "label".into(), positive: vec![] }),
         numeric: vec![number("x"), number("y")],
         categorical: vec![id("a"), id("b")],
     }
