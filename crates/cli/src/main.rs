@@ -44,7 +44,7 @@ mod train;
 mod truth;
 mod view;
 
-/// Training allocates and frees large buffers all the time; this keeps their pages (ANCHORS §4: worth 5 %).
+/// Training allocates and frees large buffers all the time; this keeps their pages.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

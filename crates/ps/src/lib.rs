@@ -7,7 +7,7 @@
 //! - [`table`]: rows of one table, found by id; weights and slots side by side.
 //! - [`tensor`]: a dense tensor with its slots.
 //! - [`optimizer`]: one formula per file.
-//! - [`marks`], [`closed`]: which batches are applied; the rules of exactly-once (DESIGN §4.3).
+//! - [`marks`], [`closed`]: which batches are applied; the rules of exactly-once.
 //! - [`audit`]: the same counted where rows change, so that marks need not be believed.
 //! - [`partition`]: all of this as one deterministic state machine.
 //! - [`checkpoint`]: a partition's file.

@@ -67,7 +67,7 @@ struct Case {
     /// What ours must reach: times the faster peer, and the share of the SGEMM bound.
     wanted_ratio: Option<f64>,
     wanted_bound_share: Option<f64>,
-    /// Records/s that were measured for (TensorFlow, PyTorch) on an idle two-core machine (ANCHORS §4).
+    /// Records/s that were measured for (TensorFlow, PyTorch) on an idle two-core machine before.
     reference: (Option<f64>, Option<f64>),
 }
 

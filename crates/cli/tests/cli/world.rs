@@ -238,11 +238,7 @@ pub fn pids(status: &Value) -> Vec<u32> {
 /// Where real data may lie; `None` says aloud that a test is skipped.
 pub fn shared_data(name: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let places = [
-        root.join("../shared/data").join(name),
-        root.join("data").join(name),
-        Path::new("/work/shared/data").join(name),
-    ];
+    let places = [root.join("../shared/data").join(name), root.join("data").join(name)];
     let found = places.into_iter().find(|path| path.exists());
     if found.is_none() {
         eprintln!("skipped: there is no shared/data/{name} beside the repository");

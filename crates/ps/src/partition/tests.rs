@@ -236,7 +236,7 @@ proptest! {
     #[test]
     fn any_interleaving_of_retries_and_leases_applies_each_batch_once(events in events()) {
         let mut partition = Partition::new(counting_model(), PartitionId(0), 1);
-        // The serial model: per task the mark and the highest lease, applied by the letter of DESIGN §4.3.
+        // The serial model: per task the mark and the highest lease, applied by the letter of the rules in `marks.rs`.
         let mut model: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
         for event in events {
             match event {

@@ -127,7 +127,7 @@ fn rows_come_back_by_birth_with_their_slots() {
     assert_eq!(pulled(&mut copied, &ids), pulled(&mut table, &ids));
 }
 
-/// Goal: the bytes that issue 6 allows, 1.25 × (8 + 128) a row, at any fill of the index.
+/// Goal: at most 1.25 × (8 + 128) bytes a row, at any fill of the index.
 #[test]
 fn a_row_of_sixteen_with_adagrad_takes_170_bytes_at_most() {
     let shape = TableShape { name: "t".into(), parts: vec![RowPart { width: 16, init: Initializer::Zeros }] };

@@ -82,7 +82,7 @@ impl CaseReport {
         median(rounds.filter_map(|r| Some(rate(r, System::Ours)? / rate(r, peer)?)).collect())
     }
 
-    /// The reference figure of a peer, where ANCHORS has one.
+    /// The reference figure of a peer, where there is one.
     fn reference(&self, peer: System) -> Option<f64> {
         match peer {
             System::Ours => None,
