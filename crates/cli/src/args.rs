@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 mod data;
 
@@ -17,7 +18,7 @@ Usage: elasticdl COMMAND …
 
 Train
   train      Train the model of a job file, here and now
-  resume     Go on with a stopped or failed job from its last checkpoint
+  resume     Go on with a job that was stopped, failed or lost its master
 
 Watch and steer jobs
   jobs       List the jobs of this machine
@@ -26,6 +27,10 @@ Watch and steer jobs
   logs       Show what a job's processes have written
   scale      Change the number of workers of a running job
   stop       Stop a job after a checkpoint
+
+Prove that nothing is lost
+  audit      Check that every record counts exactly once
+  chaos      Kill and pause a running job's processes, and see how it copes
 
 Use a trained model
   export     Write a job's model as safetensors with a manifest
@@ -71,7 +76,7 @@ pub struct Cli {
 pub enum Command {
     /// Train the model of a job file, here and now.
     Train(Train),
-    /// Go on with a stopped or failed job from its last checkpoint.
+    /// Go on with a job that was stopped, failed or lost its master.
     Resume(Resume),
     /// List the jobs of this machine.
     Jobs(Jobs),
@@ -85,6 +90,10 @@ pub enum Command {
     Scale(Scale),
     /// Stop a job after a checkpoint.
     Stop(Stop),
+    /// Check that every record counts exactly once.
+    Audit(Audit),
+    /// Kill and pause a running job's processes, and see how it copes.
+    Chaos(Chaos),
     /// Write a job's model as safetensors with a manifest.
     Export(Export),
     /// Judge an exported model on data: logloss and AUC.
@@ -169,7 +178,11 @@ Examples:
   elasticdl train job.yaml --detach && elasticdl top ctr
 
 Everything is checked before anything starts: the file, the data, the directories. Ctrl-C stops
-after a checkpoint, and `elasticdl resume NAME` goes on from there; a second Ctrl-C stops at once.")]
+after a checkpoint, and `elasticdl resume NAME` goes on from there; a second Ctrl-C stops at once.
+
+Any process of the job may die. The master replaces workers and servers, and this command starts a
+master that dies again, up to limits.restarts times in a row without a record done in between. With
+--detach nobody does that: `elasticdl resume NAME` brings the master back.")]
 pub struct Train {
     /// The job.
     #[command(flatten)]
@@ -177,7 +190,7 @@ pub struct Train {
     /// How to follow it.
     #[command(flatten)]
     pub follow: Follow,
-    /// Remove the checkpoints of an earlier run from checkpoint.dir.
+    /// Remove the checkpoints and the ledger of an earlier run from checkpoint.dir.
     #[arg(long)]
     pub fresh: bool,
 }
@@ -202,7 +215,9 @@ pub struct Follow {
 Example:
   elasticdl resume ctr
 
-Records that the checkpoint covers are not trained again, all others are.")]
+The job goes on from its ledger: what the last checkpoint covers is not trained again, all else is,
+each record once. Where only the master is gone (kill -9, a detached job), its workers and servers go
+on for limits.orphan; a master that is back by then takes them over as they are.")]
 pub struct Resume {
     /// The job's name.
     pub job: String,
@@ -279,6 +294,89 @@ pub struct Stop {
     /// At once, without a checkpoint: what was trained since the last one is lost.
     #[arg(long)]
     pub now: bool,
+}
+
+/// Arguments of `audit`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  elasticdl audit ctr
+  elasticdl audit ctr --json | jq .exact
+
+For every epoch and partition: the records that the data holds, less those set aside, beside those
+that were applied. The servers count a batch where they change rows, and each checkpoint holds these
+counts with a digest of which batches they were. So this does not take anybody's word for what is
+done. Of a job that is not over it looks at the newest checkpoint.
+
+  set aside  malformed, or of a batch that failed again and again
+  replayed   applied again after a server died with them; they count once
+
+Exit codes: 0 exact, 3 not exact, 1 there is no checkpoint to look at yet.")]
+pub struct Audit {
+    /// The job's name.
+    pub job: String,
+    /// As one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A kind of process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Target {
+    /// One of the workers.
+    Worker,
+    /// One of the parameter servers.
+    Server,
+    /// The master.
+    Master,
+}
+
+/// Arguments of `chaos`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  elasticdl chaos ctr --kill worker,server,master --every 5s --for 60s
+  elasticdl chaos ctr --pause worker --pause-for 30s --seed 7
+  elasticdl chaos ctr --kill server --json > hits.json; elasticdl audit ctr
+
+Killed is SIGKILL, paused is SIGSTOP and later SIGCONT. Only processes of this job are hit. It ends
+with the job, after --for, or with Ctrl-C, and lets everything that it paused go on. Then a table
+tells for each hit, in seconds:
+
+  detect     until the master knew
+  regroup    from there until a replacement was there; of a master, until the next one listens
+  load       until it could work: a server has its rows, a master gives leases
+  replay     until what a server had lost was applied again; and how many records that was
+
+Exit codes: 0 the job goes on or is done, 3 it failed, 1 it is not running.")]
+pub struct Chaos {
+    /// The job's name.
+    pub job: String,
+    /// What is killed, one of it each time; several with commas.
+    #[arg(long, value_name = "ROLES", value_enum, value_delimiter = ',', required_unless_present = "pause")]
+    pub kill: Vec<Target>,
+    /// What is paused, likewise.
+    #[arg(long, value_name = "ROLES", value_enum, value_delimiter = ',')]
+    pub pause: Vec<Target>,
+    /// From one hit to the next.
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "3s")]
+    pub every: Duration,
+    /// Draws who is hit, and in which order.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// End after so long; by default with the job.
+    #[arg(long = "for", value_name = "TIME", value_parser = duration)]
+    pub limit: Option<Duration>,
+    /// How long a pause is; by default limits.lease of the job and a second.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub pause_for: Option<Duration>,
+    /// The table as one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|e| format!("{e}; write it as 3s, 500ms or 1m"))
 }
 
 /// Arguments of `export`.
@@ -375,7 +473,7 @@ pub struct Master {
     /// The job's directory, as `train` writes it: job.json and token.
     #[arg(long, value_name = "DIR")]
     pub job_dir: PathBuf,
-    /// Go on from the last committed checkpoint.
+    /// Go on from the ledger in the checkpoint directory; there must be one.
     #[arg(long)]
     pub resume: bool,
     /// Where to listen.

@@ -1,27 +1,32 @@
-//! Follows a job to its end: its events, its status, its process, and the person's Ctrl-C.
+//! Follows a job to its end: its events, its status, its process, and the person's Ctrl-C. A master that dies
+//! on the way is started again.
 
 #![expect(clippy::disallowed_methods, reason = "an edge: it polls, waits and reads the clock")]
 
-use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
+use std::fs;
+use std::net::SocketAddr;
+use std::pin::pin;
 use std::process::ExitStatus;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use elasticdl_master::status::{Event, Status, StopRequest};
+use elasticdl_spec::JobSpec;
 use serde_json::{Map, Value, json};
 use tokio::process::Child;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 
 use crate::client::Client;
-use crate::fault::Exit;
-use crate::home::{JobDir, last_lines};
-use crate::print;
-use crate::submit::Started;
+use crate::fault::{self, Exit};
+use crate::home::{JobDir, MasterAt, last_lines};
+use crate::lock::Lock;
+use crate::revive::{Next, Revivals, is_death};
+use crate::submit::{Claim, Start, Started};
 use crate::view::{View, summary};
+use crate::{print, store};
 
 /// What the pollers bring.
 enum News {
@@ -34,22 +39,34 @@ const LEAVE_LIMIT: Duration = Duration::from_secs(30);
 /// Between two tries to reach a master that does not answer.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Follows a job that this process started.
+/// Follows a job that this process started, and starts its master again where that dies.
 pub async fn follow(started: Started, mut view: View) -> anyhow::Result<Exit> {
-    let Started { dir, mut child, leash: _leash, client, events_before, .. } = started;
-    let mut job = Followed::new(dir, client, &view, 0)?;
+    let Started { dir, mut child, leash, at, client, events_before, seq_before } = started;
+    let mut _leash = leash;
+    // Says to others that a master that dies will be back. Where it cannot be had they don't wait for one.
+    let _tending = Lock::take(&dir.client_lock(), &dir.record()?.job.name).ok();
+    let mut job = Followed::new(dir, client, &view, seq_before)?;
     job.events_before = events_before;
-    let mut interrupts = signal(SignalKind::interrupt()).context("listening for Ctrl-C")?;
-    let mut terms = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
+    let mut signals = Signals::listen()?;
     let died = loop {
-        tokio::select! {
-            Some(news) = job.news.recv() => job.take(news, &mut view)?,
-            status = child.wait() => break Some(status.context("waiting for the master")?),
-            _ = interrupts.recv() => job.interrupted(&mut view)?,
-            _ = terms.recv() => job.interrupted(&mut view)?,
-        }
+        let died = tokio::select! {
+            Some(news) = job.news.recv() => {
+                job.take(news, &mut view)?;
+                None
+            }
+            status = child.wait() => Some(status.context("waiting for the master")?),
+            () = signals.recv() => {
+                job.interrupted(&mut view)?;
+                None
+            }
+        };
         if job.finished.is_some() {
             break None;
+        }
+        let Some(status) = died else { continue };
+        match job.revive(status, &at, &mut signals, &mut view).await? {
+            Some(again) => (child, _leash) = (again.child, again.leash),
+            None => break Some(status),
         }
     };
     let died = match died {
@@ -60,11 +77,40 @@ pub async fn follow(started: Started, mut view: View) -> anyhow::Result<Exit> {
     job.conclude(died, &mut view)
 }
 
+/// Ctrl-C, and the same asked for by SIGTERM.
+struct Signals {
+    interrupts: Signal,
+    terminations: Signal,
+}
+
+impl Signals {
+    fn listen() -> anyhow::Result<Signals> {
+        let interrupts = signal(SignalKind::interrupt()).context("listening for Ctrl-C")?;
+        let terminations = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
+        Ok(Signals { interrupts, terminations })
+    }
+
+    async fn recv(&mut self) {
+        tokio::select! {
+            _ = self.interrupts.recv() => {}
+            _ = self.terminations.recv() => {}
+        }
+    }
+}
+
+/// Starts the master of a job again where the one before it listened.
+async fn restart(dir: JobDir, listen: Option<SocketAddr>) -> anyhow::Result<Started> {
+    let claim = Claim::again(dir)?;
+    // One that died before its first entry has nothing to go on from: then the job begins.
+    let resume = store::has_begun(&claim.dir().checkpoints(claim.record()));
+    claim.start(Start { resume, detach: false, listen }).await
+}
+
 /// Watches a job that runs elsewhere; Ctrl-C leaves it alone.
 pub async fn watch(dir: JobDir, client: Client, mut view: View) -> anyhow::Result<Exit> {
     // What happened before is in the status; the view begins with what happens from now on.
     let events_before = fs::metadata(dir.events()).map_or(0, |file| file.len());
-    let seen = client.events(0)?.last().map_or(0, |event| event.seq);
+    let seen = dir.last_seq();
     let mut job = Followed::new(dir, client, &view, seen)?;
     job.events_before = events_before;
     let mut interrupts = signal(SignalKind::interrupt()).context("listening for Ctrl-C")?;
@@ -72,7 +118,7 @@ pub async fn watch(dir: JobDir, client: Client, mut view: View) -> anyhow::Resul
     loop {
         tokio::select! {
             Some(news) = job.news.recv() => job.take(news, &mut view)?,
-            _ = looks.tick() => if job.dir.holder().is_none() { break },
+            _ = looks.tick() => if !job.dir.is_running() { break },
             _ = interrupts.recv() => {
                 view.end()?;
                 return Ok(Exit::Done);
@@ -95,9 +141,12 @@ struct Followed {
     began: Instant,
     interrupts: u32,
     last_seq: u64,
-    /// Length of the events file before this run: numbers begin anew with each.
+    /// Length of the events file when this began.
     events_before: u64,
     last_status: Option<Status>,
+    revivals: Revivals,
+    /// Why the master could not be started again.
+    stillborn: Option<String>,
     finished: Option<Event>,
 }
 
@@ -109,7 +158,7 @@ impl Followed {
         if let Some(pace) = view.pace() {
             poll_status(client.clone(), pace, sender)?;
         }
-        let name = dir.record()?.job.name;
+        let JobSpec { name, limits, .. } = dir.record()?.job;
         let began = Instant::now();
         Ok(Followed {
             dir,
@@ -121,6 +170,8 @@ impl Followed {
             last_seq: seen,
             events_before: 0,
             last_status: None,
+            revivals: Revivals::new(limits.restarts),
+            stillborn: None,
             finished: None,
         })
     }
@@ -128,6 +179,10 @@ impl Followed {
     fn take(&mut self, news: News, view: &mut View) -> anyhow::Result<()> {
         match news {
             News::Events(events) => {
+                // What a master told to its events file and to nobody else before it died comes first.
+                if events.first().is_some_and(|event| event.seq > self.last_seq + 1) {
+                    self.catch_up(view)?;
+                }
                 for event in events {
                     self.event(event, view)?;
                 }
@@ -140,13 +195,24 @@ impl Followed {
         Ok(())
     }
 
+    /// Takes in what is in the events file and was not fetched from the master.
+    fn catch_up(&mut self, view: &mut View) -> anyhow::Result<()> {
+        for event in self.dir.events_from(self.events_before) {
+            self.event(event, view)?;
+        }
+        Ok(())
+    }
+
     fn event(&mut self, event: Event, view: &mut View) -> anyhow::Result<()> {
         // What processes still do when the job is over is of no interest, and `finished` is promised to
-        // be the last event.
-        if self.finished.is_some() {
+        // be the last event. Events that were read from the file may be fetched from the master, too.
+        if self.finished.is_some() || event.seq <= self.last_seq {
             return Ok(());
         }
         self.last_seq = event.seq;
+        if let Some(records) = event.fields.get("records").filter(|_| event.event == "progress") {
+            self.revivals.records(records.as_u64().unwrap_or(0));
+        }
         view.event(&event)?;
         if event.event == "finished" {
             self.finished = Some(event);
@@ -169,20 +235,74 @@ impl Followed {
             }
             _ => {
                 view.end()?;
-                anyhow::bail!(crate::fault::Fault::job("left while the job was stopping"));
+                anyhow::bail!(fault::Fault::job("left while the job was stopping"));
             }
         };
+        self.ask_to_stop(now);
+        Ok(())
+    }
+
+    fn ask_to_stop(&self, now: bool) {
         let client = self.client.clone();
         // The answer is the job's end; a master that cannot be reached is noticed by its process.
         spawn_blocking(move || client.stop(StopRequest { now }));
-        Ok(())
+    }
+
+    /// Starts a master that died again; `None` where it had told the outcome, or where that does not help.
+    async fn revive(
+        &mut self,
+        status: ExitStatus,
+        at: &MasterAt,
+        signals: &mut Signals,
+        view: &mut View,
+    ) -> anyhow::Result<Option<Started>> {
+        self.catch_up(view)?;
+        if self.finished.is_some() || !is_death(status) {
+            return Ok(None);
+        }
+        let mut how = status.to_string();
+        loop {
+            let Next::Again(pause) = self.revivals.died() else { return Ok(None) };
+            view.note(&format!("the master of {} died ({how}); starting it again", self.name))?;
+            self.meanwhile(tokio::time::sleep(pause), signals, view).await?;
+            let again = restart(self.dir.clone(), at.address.parse().ok());
+            match self.meanwhile(again, signals, view).await? {
+                Ok(started) => {
+                    // The one that died may not have heard of it.
+                    if self.interrupts > 0 {
+                        self.ask_to_stop(self.interrupts > 1);
+                    }
+                    return Ok(Some(started));
+                }
+                Err(error) if fault::exit(&error) == Exit::User => {
+                    self.stillborn = Some(format!("{error:#}"));
+                    return Ok(None);
+                }
+                Err(error) => how = format!("{error:#}"),
+            }
+        }
+    }
+
+    /// Waits for something and goes on taking in news and Ctrl-C.
+    async fn meanwhile<T>(
+        &mut self,
+        future: impl Future<Output = T>,
+        signals: &mut Signals,
+        view: &mut View,
+    ) -> anyhow::Result<T> {
+        let mut future = pin!(future);
+        loop {
+            tokio::select! {
+                outcome = &mut future => return Ok(outcome),
+                Some(news) = self.news.recv() => self.take(news, view)?,
+                () = signals.recv() => self.interrupted(view)?,
+            }
+        }
     }
 
     /// Says how it ended, once nothing more comes.
     fn conclude(mut self, died: Option<ExitStatus>, view: &mut View) -> anyhow::Result<Exit> {
-        for event in self.unseen() {
-            self.event(event, view)?;
-        }
+        self.catch_up(view)?;
         let finished = match self.finished.take() {
             Some(event) => event,
             None => {
@@ -214,23 +334,17 @@ impl Followed {
         }
     }
 
-    /// Events that the master wrote and nobody fetched before it left.
-    fn unseen(&self) -> Vec<Event> {
-        let mut text = Vec::new();
-        if let Ok(mut file) = File::open(self.dir.events()) {
-            // What cannot be read was not written; the process's exit tells the rest.
-            let _ = file.seek(SeekFrom::Start(self.events_before)).and_then(|_| file.read_to_end(&mut text));
-        }
-        let lines = text.split(|byte| *byte == b'\n');
-        let events = lines.filter_map(|line| serde_json::from_slice::<Event>(line).ok());
-        events.filter(|event| event.seq > self.last_seq).collect()
-    }
-
     /// The end of a job whose master could not tell it.
     fn death(&self, died: Option<ExitStatus>) -> Event {
         let how = died.map_or("it is gone".into(), |status| status.to_string());
         let lines = last_lines(&self.dir.log("master"), 5).unwrap_or_default();
         let mut error = format!("its master died ({how})");
+        if self.revivals.deaths() > 1 {
+            error.push_str(&format!(" for the {}th time without a record done", self.revivals.deaths()));
+        }
+        if let Some(why) = &self.stillborn {
+            error.push_str(&format!(" and could not be started again: {why}"));
+        }
         if !lines.is_empty() {
             error.push_str(&format!("; its last lines:\n  {}", lines.join("\n  ")));
         }
@@ -242,7 +356,8 @@ impl Followed {
         fields.insert("logloss".into(), json!(status.and_then(|s| s.logloss)));
         fields.insert("auc".into(), json!(status.and_then(|s| s.auc)));
         let seconds = self.began.elapsed().as_secs_f64();
-        Event { event: "finished".into(), seq: self.last_seq + 1, seconds, fields }
+        let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+        Event { event: "finished".into(), seq: self.last_seq + 1, seconds, unix_ms, fields }
     }
 }
 

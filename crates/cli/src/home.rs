@@ -135,6 +135,11 @@ impl JobDir {
         self.path.join("starting.lock")
     }
 
+    /// Held for its life by a client that follows the job and starts its master again where it dies.
+    pub fn client_lock(&self) -> PathBuf {
+        self.path.join("client.lock")
+    }
+
     /// Where the master is, once it listens.
     pub fn master_file(&self) -> PathBuf {
         self.path.join("master.json")
@@ -216,12 +221,59 @@ impl JobDir {
         lock::holder(&self.lock())
     }
 
+    /// Whether a client would start the master again.
+    pub fn is_tended(&self) -> bool {
+        lock::holder(&self.client_lock()).is_some()
+    }
+
+    /// Whether the job's master is gone for a moment only: its client is starting it again.
+    pub fn is_between_masters(&self) -> bool {
+        self.holder().is_none() && self.is_tended() && self.ending().is_none()
+    }
+
     /// The last event of this kind among the newest ones.
     pub fn last_event(&self, kind: &str) -> Option<Event> {
-        let lines = last_lines(&self.events(), 200).ok()?;
-        let events = lines.iter().rev().filter_map(|line| serde_json::from_str::<Event>(line).ok());
-        events.into_iter().find(|event| event.event == kind)
+        self.newest_events(200).into_iter().rev().find(|event| event.event == kind)
     }
+
+    /// Whether the job has a master, or will have one in a moment.
+    pub fn is_running(&self) -> bool {
+        // Looked at twice: it may get its next master between the first look and the second.
+        self.holder().is_some() || self.is_between_masters() || self.holder().is_some()
+    }
+
+    /// How the job ended, where its last master could tell: the event `finished`.
+    pub fn ending(&self) -> Option<Event> {
+        let newest = self.newest_events(200);
+        let last = newest.into_iter().rev().find(|e| e.event == "finished" || e.event == "started")?;
+        (last.event == "finished").then_some(last)
+    }
+
+    /// The number of the last event; 0 where there was none yet.
+    pub fn last_seq(&self) -> u64 {
+        self.newest_events(20).last().map_or(0, |event| event.seq)
+    }
+
+    /// The events from byte `start` of the events file on.
+    pub fn events_from(&self, start: u64) -> Vec<Event> {
+        let mut text = Vec::new();
+        if let Ok(mut file) = fs::File::open(self.events()) {
+            // What cannot be read was not written.
+            let _ = file.seek(SeekFrom::Start(start)).and_then(|_| file.read_to_end(&mut text));
+        }
+        text.split(|byte| *byte == b'\n').filter_map(event).collect()
+    }
+
+    fn newest_events(&self, count: usize) -> Vec<Event> {
+        let lines = last_lines(&self.events(), count).unwrap_or_default();
+        lines.iter().filter_map(|line| event(line.as_bytes())).collect()
+    }
+}
+
+/// The event in a line; `None` where it is cut off, or of a version that has other events.
+fn event(line: &[u8]) -> Option<Event> {
+    let value: serde_json::Value = serde_json::from_slice(line).ok()?;
+    serde_json::from_value(value).ok()
 }
 
 /// Writes a small JSON file so that a reader sees the old one or the new one, never half of it.
@@ -281,6 +333,41 @@ mod tests {
         assert_eq!(last_lines(&path, 2).unwrap(), ["only"]);
         fs::write(&path, "").unwrap();
         assert!(last_lines(&path, 2).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_job_has_ended_when_no_master_has_begun_since() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = JobDir::at(root.path()).unwrap();
+        assert_eq!((dir.ending(), dir.last_seq()), (None, 0));
+        let event = |seq: u64, name: &str| {
+            format!("{{\"event\":\"{name}\",\"seq\":{seq},\"seconds\":1.0,\"unix_ms\":7,\"outcome\":\"stopped\"}}\n")
+        };
+        let mut text = event(1, "started") + &event(2, "progress") + &event(3, "finished");
+        fs::write(dir.events(), &text).unwrap();
+        assert_eq!(dir.ending().unwrap().fields["outcome"], "stopped");
+        text += &event(4, "started");
+        fs::write(dir.events(), &text).unwrap();
+        assert_eq!((dir.ending(), dir.last_seq()), (None, 4));
+        fs::write(dir.events(), text + "{\"event\":\"prog").unwrap();
+        assert_eq!(dir.last_seq(), 4, "half a line is no event");
+        let second = event(1, "started").len() as u64;
+        let seqs: Vec<u64> = dir.events_from(second).iter().map(|e| e.seq).collect();
+        assert_eq!(seqs, [2, 3, 4]);
+    }
+
+    #[test]
+    fn a_job_without_a_master_is_between_masters_only_while_its_client_lives() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = JobDir::at(root.path()).unwrap();
+        assert!(!dir.is_between_masters());
+        let client = lock::Lock::take(&dir.client_lock(), "ctr").unwrap();
+        assert!(dir.is_between_masters() && dir.is_running());
+        let master = lock::Lock::take(&dir.lock(), "ctr").unwrap();
+        assert!(!dir.is_between_masters());
+        assert!(dir.is_running());
+        drop((master, client));
+        assert!(!dir.is_between_masters() && !dir.is_running());
     }
 
     #[test]

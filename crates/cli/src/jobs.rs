@@ -12,8 +12,9 @@ use serde_json::{Value, json};
 
 use crate::args;
 use crate::client::Client;
-use crate::fault::{Exit, Fault};
+use crate::fault::{self, Exit, Fault};
 use crate::home::{Home, JobDir};
+use crate::lock::Holder;
 use crate::view::{Block, Rates, View, phase_text, summary};
 use crate::{follow, print};
 
@@ -70,7 +71,9 @@ fn row(dir: &JobDir, name: &str) -> Row {
             row.phase = phase_text(status.phase).into();
             (row.records, row.auc) = (Some(status.records), status.auc);
         }
-    } else if let Some(finished) = dir.last_event("finished") {
+    } else if dir.is_between_masters() {
+        row.phase = "restarting".into();
+    } else if let Some(finished) = dir.ending() {
         let field = |name: &str| finished.fields.get(name);
         row.phase = field("outcome").and_then(Value::as_str).unwrap_or("lost").into();
         row.records = field("records").and_then(Value::as_u64);
@@ -86,30 +89,44 @@ fn as_json(row: &Row) -> Value {
     })
 }
 
-/// The client of a job that runs.
-fn running(name: &str) -> anyhow::Result<(JobDir, Client)> {
-    let dir = Home::find()?.existing(name)?;
-    if dir.holder().is_none() {
-        let what = format!("job {name:?} is not running");
-        let hint = format!(
-            "`elasticdl status {name}` tells how it ended, `elasticdl resume {name}` goes on with it"
-        );
-        return Err(Fault::user(what).hint(hint).into());
+/// How long a master that is being started, or started again, is waited for.
+const PATIENCE: Duration = Duration::from_secs(8);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Asks the master of a job, and waits out the moment in which a new one starts. `None`: the job has none.
+pub fn ask<T>(dir: &JobDir, question: impl Fn(&Client) -> anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+    let began = Instant::now();
+    loop {
+        if !dir.is_running() {
+            return Ok(None);
+        }
+        match Client::of(dir).and_then(|client| question(&client)) {
+            Ok(answer) => return Ok(Some(answer)),
+            Err(error) if fault::exit(&error) != Exit::Job || began.elapsed() > PATIENCE => {
+                return Err(error);
+            }
+            Err(_) => thread::sleep(PAUSE),
+        }
     }
-    let client = Client::of(&dir)?;
-    Ok((dir, client))
+}
+
+/// The job has no master.
+pub fn not_running(name: &str) -> Fault {
+    let hint =
+        format!("`elasticdl status {name}` tells how it ended, `elasticdl resume {name}` goes on with it");
+    Fault::user(format!("job {name:?} is not running")).hint(hint)
 }
 
 /// `status`.
 pub fn status(args: &args::Status) -> anyhow::Result<Exit> {
     let dir = Home::find()?.existing(&args.job)?;
-    if dir.holder().is_some() {
-        let status = Client::of(&dir)?.status()?;
+    if let Some(status) = ask(&dir, Client::status)? {
         let text = if args.json { serde_json::to_string_pretty(&status)? } else { drawn(&status) };
         print::line(&text)?;
         return Ok(Exit::Done);
     }
-    let finished = dir.last_event("finished");
+    let finished = dir.ending();
     let text = match (&finished, args.json) {
         (Some(event), false) => summary(&args.job, event),
         (None, false) => format!("{}  lost: its master died and told nobody", args.job),
@@ -121,7 +138,7 @@ pub fn status(args: &args::Status) -> anyhow::Result<Exit> {
     };
     print::line(&text)?;
     if finished.is_none() {
-        print::note(&format!("hint: `elasticdl resume {}` goes on from its last checkpoint", args.job));
+        print::note(&format!("hint: `elasticdl resume {}` goes on with it", args.job));
     }
     Ok(Exit::Done)
 }
@@ -133,43 +150,63 @@ fn drawn(status: &Status) -> String {
 
 /// `top`.
 pub async fn top(args: &args::Top) -> anyhow::Result<Exit> {
-    let (dir, client) = running(&args.job)?;
+    let dir = Home::find()?.existing(&args.job)?;
+    ask(&dir, Client::status)?.ok_or_else(|| not_running(&args.job))?;
+    let client = Client::of(&dir)?;
     follow::watch(dir, client, View::fitting(false)).await
 }
 
 /// `scale`.
 pub fn scale(args: &args::Scale) -> anyhow::Result<Exit> {
-    let (_, client) = running(&args.job)?;
-    let before = client.status()?.workers_wanted;
-    client.scale(args.workers)?;
+    let dir = Home::find()?.existing(&args.job)?;
+    let scaled = ask(&dir, |client| {
+        let before = client.status()?.workers_wanted;
+        client.scale(args.workers)?;
+        Ok(before)
+    })?;
+    let before = scaled.ok_or_else(|| not_running(&args.job))?;
     print::note(&format!("{}: {} workers wanted, {before} before", args.job, args.workers));
     Ok(Exit::Done)
 }
 
 /// `stop`: asks, and waits until it is over.
 pub fn stop(args: &args::Stop) -> anyhow::Result<Exit> {
-    let (dir, client) = running(&args.job)?;
-    let leader = dir.holder();
-    client.stop(StopRequest { now: args.now }).map_err(|e| {
-        let pid = dir.master().map_or("its process".into(), |at| format!("process {}", at.pid));
-        e.context(format!("stopping {:?}; as a last resort, end {pid} with kill", args.job))
-    })?;
+    let dir = Home::find()?.existing(&args.job)?;
+    loop {
+        let asked = ask(&dir, |client| {
+            let leader = dir.holder();
+            client.stop(StopRequest { now: args.now })?;
+            Ok(leader)
+        });
+        let asked = asked.map_err(|e| {
+            let pid = dir.master().map_or("its process".into(), |at| format!("process {}", at.pid));
+            e.context(format!("stopping {:?}; as a last resort, end {pid} with kill", args.job))
+        })?;
+        wait_for_end(&dir, asked.ok_or_else(|| not_running(&args.job))?, args.now);
+        // One that died instead is started again by its client, and knows nothing of the wish.
+        if !dir.is_between_masters() {
+            break;
+        }
+    }
+    let outcome = dir.ending().and_then(|e| Some(e.fields.get("outcome")?.as_str()?.to_string()));
+    let outcome = outcome.unwrap_or_else(|| "gone".into());
+    print::note(&format!("{}: {outcome}", args.job));
+    if outcome == "stopped" {
+        print::note(&format!("hint: `elasticdl resume {}` goes on from where it stopped", args.job));
+    }
+    Ok(Exit::Done)
+}
+
+/// Waits until somebody else leads the job, or nobody.
+fn wait_for_end(dir: &JobDir, leader: Option<Option<Holder>>, now: bool) {
     let began = Instant::now();
     let mut told = false;
     // Somebody else may lead it a moment later: a resume that waited for just this.
     while leader.is_some() && dir.holder() == leader {
-        if !told && began.elapsed() > Duration::from_secs(1) && !args.now {
+        if !told && began.elapsed() > Duration::from_secs(1) && !now {
             print::note("waiting for the checkpoint …");
             told = true;
         }
-        thread::sleep(Duration::from_millis(50));
+        thread::sleep(PAUSE);
     }
-    let outcome =
-        dir.last_event("finished").and_then(|e| Some(e.fields.get("outcome")?.as_str()?.to_string()));
-    let outcome = outcome.unwrap_or_else(|| "gone".into());
-    print::note(&format!("{}: {outcome}", args.job));
-    if outcome == "stopped" {
-        print::note(&format!("hint: `elasticdl resume {}` goes on from the last checkpoint", args.job));
-    }
-    Ok(Exit::Done)
 }

@@ -1,23 +1,25 @@
 //! The local fleet: workers and servers as child processes of the master, each with a log of its own.
 //!
 //! A child is waited for by a thread of its own, so that its exit is noticed at once. It is not tied to
-//! the master's life: where the master dies, it goes on for `limits.orphan` and then ends itself.
+//! the master's life: where the master dies, it goes on for `limits.orphan` and then ends itself, unless the
+//! next master adopts it. An adopted process is nobody's child here, so its handle is watched instead; that
+//! tells when it ends and not how.
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use elasticdl_master::config::{Exit, Launcher};
+use elasticdl_master::config::{Exit, Launcher, Process};
 use elasticdl_wire::control::Role;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::Signal;
 use tokio::sync::mpsc;
 
 use crate::home::{JobDir, last_lines};
+use crate::process::{self, Handle};
 use crate::submit::append;
 
 /// How many of a dead process's last lines are told.
@@ -32,9 +34,8 @@ pub struct Local {
     alive: Alive,
 }
 
-/// Handles of the processes that have not ended, by process id. Unlike the id, a handle can never come to
-/// mean another process.
-type Alive = Arc<Mutex<BTreeMap<u32, OwnedFd>>>;
+/// Handles of the processes that have not ended, by process id.
+type Alive = Arc<Mutex<BTreeMap<u32, Arc<Handle>>>>;
 
 impl Local {
     /// Starts `program` for the job in `dir`, whose master is at `master`; exits go to `exits`.
@@ -54,37 +55,67 @@ impl Local {
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()
     }
 
-    /// Signals a child. One that has ended meanwhile is told by its exit.
+    /// Signals a process. One that has ended meanwhile is told by its exit.
     fn send(&self, pid: u32, signal: Signal) {
-        if let Some(handle) = self.alive.lock().unwrap_or_else(PoisonError::into_inner).get(&pid) {
-            let _ = pidfd_send_signal(handle, signal);
+        if let Some(handle) = alive(&self.alive).get(&pid) {
+            let _ = handle.send(signal);
         }
     }
-}
 
-impl Launcher for Local {
-    fn start(&mut self, role: Role, id: u32) -> io::Result<u32> {
-        let mut child = self.spawn(role, id)?;
-        let pid = child.id();
-        // Nobody waits for the child yet, so that its id is still its own.
-        let handle = process(pid).ok_or(io::ErrorKind::NotFound)?;
-        self.alive
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(pid, pidfd_open(handle, PidfdFlags::empty())?);
-        let alive = self.alive.clone();
-        let (exits, log) = (self.exits.clone(), self.dir.log(&name(role, id)));
+    /// Keeps a process's handle until `end` returns how it ended (code and signal), and tells its exit.
+    fn watch<W>(&self, role: Role, id: u32, handle: Arc<Handle>, end: W) -> io::Result<()>
+    where
+        W: FnOnce() -> (Option<i32>, Option<i32>) + Send + 'static,
+    {
+        let pid = handle.pid();
+        alive(&self.alive).insert(pid, handle);
+        let (others, exits) = (self.alive.clone(), self.exits.clone());
+        let log = self.dir.log(&name(role, id));
         let wait = move || {
-            let status = child.wait();
-            alive.lock().unwrap_or_else(PoisonError::into_inner).remove(&pid);
-            let code = status.as_ref().ok().and_then(|s| s.code());
-            let signal = status.as_ref().ok().and_then(|s| s.signal());
+            let (code, signal) = end();
+            alive(&others).remove(&pid);
             let last_lines = last_lines(&log, LINES).unwrap_or_default();
             // The master may have ended meanwhile; then nobody asks.
             let _ = exits.send(Exit { role, id, pid, code, signal, last_lines });
         };
         thread::Builder::new().name(format!("wait {}", name(role, id))).spawn(wait)?;
-        Ok(pid)
+        Ok(())
+    }
+}
+
+fn alive(handles: &Alive) -> MutexGuard<'_, BTreeMap<u32, Arc<Handle>>> {
+    handles.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Launcher for Local {
+    fn start(&mut self, role: Role, id: u32) -> io::Result<Process> {
+        let mut child = self.spawn(role, id)?;
+        // Nobody waits for the child yet, so that its id is still its own.
+        let process = Process { pid: child.id(), started: process::started(child.id())? };
+        let handle = Arc::new(Handle::open(process.pid)?);
+        self.watch(role, id, handle, move || {
+            let status = child.wait().ok();
+            (status.and_then(|s| s.code()), status.and_then(|s| s.signal()))
+        })?;
+        Ok(process)
+    }
+
+    fn adopt(&mut self, role: Role, id: u32, process: Process) -> bool {
+        let Some(handle) = Handle::of(process).map(Arc::new) else { return false };
+        let watched = handle.clone();
+        let end = move || {
+            if let Err(error) = watched.wait() {
+                tracing::error!(%error, pid = watched.pid(), "cannot watch an adopted process");
+            }
+            (None, None)
+        };
+        match self.watch(role, id, handle, end) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::error!(%error, pid = process.pid, "cannot adopt a process");
+                false
+            }
+        }
     }
 
     fn stop(&mut self, _role: Role, _id: u32, pid: u32) {
@@ -108,6 +139,74 @@ fn subcommand(role: Role) -> &'static str {
     }
 }
 
-fn process(pid: u32) -> Option<Pid> {
-    i32::try_from(pid).ok().and_then(Pid::from_raw)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    const DEADLINE: Duration = Duration::from_secs(30);
+
+    /// A launcher for a job in a directory of its own, and where its exits come out.
+    fn local(root: &tempfile::TempDir) -> (Local, mpsc::UnboundedReceiver<Exit>) {
+        let dir = JobDir::at(root.path()).unwrap();
+        std::fs::create_dir_all(dir.logs()).unwrap();
+        std::fs::write(dir.log("worker-3"), "last words\n").unwrap();
+        let (sender, exits) = mpsc::unbounded_channel();
+        (Local::new("/bin/false".into(), dir, "127.0.0.1:1".into(), sender), exits)
+    }
+
+    /// A process as an earlier master may have left it.
+    fn left_behind() -> (Child, Process) {
+        let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let process = Process { pid: child.id(), started: process::started(child.id()).unwrap() };
+        (child, process)
+    }
+
+    async fn next(exits: &mut mpsc::UnboundedReceiver<Exit>) -> Exit {
+        tokio::time::timeout(DEADLINE, exits.recv()).await.expect("an exit is told at once").unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_exit_of_an_adopted_process_is_told_and_it_can_be_ended() {
+        let root = tempfile::tempdir().unwrap();
+        let (mut local, mut exits) = local(&root);
+        let (mut child, process) = left_behind();
+        assert!(local.adopt(Role::Worker, 3, process));
+        local.kill(Role::Worker, 3, process.pid);
+        let told = next(&mut exits).await;
+        let expected = Exit {
+            role: Role::Worker,
+            id: 3,
+            pid: process.pid,
+            code: None,
+            signal: None,
+            last_lines: vec!["last words".into()],
+        };
+        assert_eq!(told, expected);
+        child.wait().unwrap();
+        assert!(alive(&local.alive).is_empty());
+    }
+
+    #[tokio::test]
+    async fn only_the_very_process_is_adopted() {
+        let root = tempfile::tempdir().unwrap();
+        let (mut local, _exits) = local(&root);
+        let (mut child, process) = left_behind();
+        assert!(!local.adopt(Role::Worker, 3, Process { started: process.started ^ 1, ..process }));
+        child.kill().unwrap();
+        Handle::open(process.pid).unwrap().wait().unwrap();
+        assert!(!local.adopt(Role::Worker, 3, process), "dead and not yet waited for");
+        child.wait().unwrap();
+        assert!(!local.adopt(Role::Worker, 3, process), "gone");
+        assert!(alive(&local.alive).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_child_is_told_with_its_exit_code() {
+        let root = tempfile::tempdir().unwrap();
+        let (mut local, mut exits) = local(&root);
+        let process = local.start(Role::Server, 0).unwrap();
+        let exit = next(&mut exits).await;
+        assert_eq!((exit.pid, exit.code, exit.signal), (process.pid, Some(1), None));
+    }
 }

@@ -72,7 +72,7 @@ fn tagged(process: &str, line: &str, several: bool) -> String {
 fn grow(dir: &JobDir, args: &Logs, mut places: BTreeMap<String, u64>) -> anyhow::Result<()> {
     loop {
         // Asked before reading, so that the last lines of a job that ends meanwhile are still read.
-        let over = dir.holder().is_none();
+        let over = !dir.is_running();
         let processes = match &args.process {
             Some(one) => vec![one.clone()],
             None => names(dir),

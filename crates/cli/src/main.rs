@@ -1,9 +1,10 @@
 //! `elasticdl`: the one binary. Every role is a subcommand; the person's commands start and follow them.
 //!
 //! - [`args`]: the command line. [`settings`]: from there to a job.
-//! - [`train`], [`check`], [`submit`], [`follow`]: a job from its file to its end; [`view`] shows it.
+//! - [`train`], [`check`], [`submit`], [`follow`], [`revive`]: a job from its file to its end; [`view`] shows it.
 //! - [`jobs`], [`logs`]: jobs that are there already. [`home`], [`lock`]: where they live, and whose they are.
-//! - [`roles`], [`local`]: master, ps and worker on this machine.
+//! - [`audit`], [`chaos`]: whether every record counts once, and harm done to see that it does.
+//! - [`roles`], [`local`], [`process`]: master, ps and worker on this machine.
 //! - [`export`], [`store`], [`model`], [`infer`], [`predict`], [`evaluate`]: trained models.
 //! - [`data`], [`truth`]: synthetic data, and what it allows at best.
 //!
@@ -20,6 +21,8 @@ use crate::args::{Cli, Command, Config, Data};
 use crate::fault::Exit;
 
 mod args;
+mod audit;
+mod chaos;
 mod check;
 mod client;
 mod data;
@@ -36,6 +39,8 @@ mod logs;
 mod model;
 mod predict;
 mod print;
+mod process;
+mod revive;
 mod roles;
 mod settings;
 mod store;
@@ -80,6 +85,8 @@ fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Logs(args) => logs::logs(&args),
         Command::Scale(args) => jobs::scale(&args),
         Command::Stop(args) => jobs::stop(&args),
+        Command::Audit(args) => audit::command::command(&args),
+        Command::Chaos(args) => wait(chaos::command::command(args)),
         Command::Export(args) => export::command(&args),
         Command::Evaluate(args) => evaluate::evaluate(&args),
         Command::Predict(args) => predict::predict(&args),

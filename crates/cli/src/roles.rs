@@ -1,9 +1,12 @@
 //! The roles: `master`, `ps`, `worker`. Each is a crate; here they get what they need from this machine.
 
+#![expect(clippy::disallowed_methods, reason = "an edge: it waits for a port")]
+
 use std::fs;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use elasticdl_master::config::Export;
@@ -21,13 +24,19 @@ use crate::local::Local;
 use crate::lock::{Lock, Refused};
 use crate::{check, export, submit, truth};
 
+/// How long a master that goes on waits for the port of the one before it: a process that called that one
+/// may hold it for a moment.
+const BIND_PATIENCE: Duration = Duration::from_secs(5);
+const BIND_PAUSE: Duration = Duration::from_millis(20);
+
 /// `master`: leads a job to its end.
 pub async fn master(args: Master) -> anyhow::Result<Exit> {
     let dir = JobDir::at(&args.job_dir)?;
     let record = dir.record()?;
     std::env::set_current_dir(&record.cwd).with_context(|| format!("going to {}", record.cwd.display()))?;
     let _locks = locks(&dir, &record)?;
-    let listener = bind(args.listen).await?;
+    let patience = if args.resume { BIND_PATIENCE } else { Duration::ZERO };
+    let listener = bind(args.listen, patience).await?;
     let address = listener.local_addr().context("asking for the address")?.to_string();
     let plan = check::plan(&record.job)?;
     let (exits_in, exits) = mpsc::unbounded_channel();
@@ -77,8 +86,18 @@ fn locks(dir: &JobDir, record: &Record) -> anyhow::Result<[Lock; 2]> {
     Ok([job, theirs])
 }
 
-async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(listen).await.map_err(|e| {
+/// Binds the port; one that is in use is tried again for `patience`.
+async fn bind(listen: SocketAddr, patience: Duration) -> anyhow::Result<TcpListener> {
+    let began = Instant::now();
+    let bound = loop {
+        match TcpListener::bind(listen).await {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse && began.elapsed() < patience => {
+                tokio::time::sleep(BIND_PAUSE).await;
+            }
+            other => break other,
+        }
+    };
+    bound.map_err(|e| {
         let hint = match e.kind() {
             io::ErrorKind::AddrInUse => {
                 "another process listens there: use another port, or none for a free one"

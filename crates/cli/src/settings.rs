@@ -12,7 +12,8 @@ use crate::fault::{self, Exit, Fault};
 use crate::print;
 
 /// Variables that begin like settings and are none.
-const OTHER_VARIABLES: [&str; 2] = ["ELASTICDL_HOME", "ELASTICDL_LOG"];
+const OTHER_VARIABLES: [&str; 4] =
+    ["ELASTICDL_HOME", "ELASTICDL_LOG", "ELASTICDL_FAILPOINTS", "ELASTICDL_FAILPOINTS_LOG"];
 
 /// Reads a job file and resolves it with the environment and flags.
 pub fn load(job: &JobFile) -> anyhow::Result<Resolved> {

@@ -1,4 +1,5 @@
-//! Committed checkpoints as the client sees them: which there are, whose they are, out of the way with them.
+//! Committed checkpoints and the ledger beside them as the client sees them: which there are, whose they are,
+//! out of the way with them.
 
 use std::fs;
 use std::io;
@@ -6,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use elasticdl_master::checkpoint::Manifest;
+use elasticdl_master::ledger::{self, file::dir_of};
 use elasticdl_master::store;
 
 use crate::fault::Fault;
@@ -26,8 +28,30 @@ pub fn all(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Removes all checkpoints from `dir`, and nothing else that may lie there.
+/// Whether there is a ledger to go on from beside the checkpoints in `dir`.
+pub fn has_begun(dir: &Path) -> bool {
+    match ledger::read(dir) {
+        Ok(book) => book.is_some_and(|book| !book.is_empty()),
+        // There is one; the master that opens it says what is wrong with it.
+        Err(_) => true,
+    }
+}
+
+/// Removes the ledger from `dir`; without it nothing can go on.
+pub fn clear_ledger(dir: &Path) -> anyhow::Result<()> {
+    let path = dir_of(dir);
+    match fs::remove_dir_all(&path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("removing {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Removes the ledger and all checkpoints from `dir`, and nothing else that may lie there.
 pub fn clear(dir: &Path) -> anyhow::Result<()> {
+    // First the ledger: it must never speak of checkpoints that are gone.
+    clear_ledger(dir)?;
     for path in all(dir)? {
         fs::remove_dir_all(&path).with_context(|| format!("removing {}", path.display()))?;
     }
@@ -42,4 +66,24 @@ pub fn newest(dir: &Path, name: &str) -> anyhow::Result<(Manifest, PathBuf)> {
     })?;
     let path = PathBuf::from(store::checkpoint_path(&dir.display().to_string(), manifest.id));
     Ok((manifest, path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_checkpoints_and_the_ledger_are_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path();
+        clear(dir).unwrap();
+        assert!(!has_begun(dir));
+        for name in ["ledger", "checkpoint-000001", "checkpoint-mine"] {
+            fs::create_dir(dir.join(name)).unwrap();
+            fs::write(dir.join(name).join("file"), "x").unwrap();
+        }
+        clear(dir).unwrap();
+        assert!(!dir.join("ledger").exists() && all(dir).unwrap().is_empty());
+        assert!(dir.join("checkpoint-mine/file").exists());
+    }
 }

@@ -21,7 +21,7 @@ use crate::{print, store};
 /// How a master is to be started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Start {
-    /// Go on from the last committed checkpoint.
+    /// Go on from the ledger that there must be.
     pub resume: bool,
     /// Live on when this process is gone.
     pub detach: bool,
@@ -41,6 +41,8 @@ pub struct Started {
     pub at: MasterAt,
     /// Length of the job's events file before this master wrote to it.
     pub events_before: u64,
+    /// The number of the last event before this master's first.
+    pub seq_before: u64,
     /// For calls to it.
     pub client: Client,
 }
@@ -86,8 +88,20 @@ impl Claim {
         Claim::of(dir, record)
     }
 
+    /// Claims the directory of a job whose master died, for the client that follows it.
+    pub fn again(dir: JobDir) -> anyhow::Result<Claim> {
+        let record = dir.record()?;
+        Claim::of(dir, record)
+    }
+
     fn of(dir: JobDir, record: Record) -> anyhow::Result<Claim> {
         let name = record.job.name.clone();
+        if dir.is_between_masters() {
+            let client = lock::holder(&dir.client_lock()).flatten();
+            if client.as_ref().is_some_and(|client| client.pid != std::process::id()) {
+                return Err(running(&name, client.as_ref(), "is being started again by its client").into());
+            }
+        }
         let starting = match Lock::take(&dir.starting_lock(), &name) {
             Ok(lock) => lock,
             Err(Refused::Held(holder)) => {
@@ -130,7 +144,8 @@ impl Claim {
     fn set_checkpoints_aside(&self, earlier: Earlier) -> anyhow::Result<()> {
         let dir = self.dir.checkpoints(&self.record);
         if store::all(&dir)?.is_empty() {
-            return Ok(());
+            // That of a run which ended before its first checkpoint.
+            return store::clear_ledger(&dir);
         }
         let name = &self.record.job.name;
         if self.record.job.checkpoint.dir.is_none() {
@@ -158,6 +173,7 @@ impl Claim {
         let dir = &self.dir;
         remove(&dir.master_file(), |path| fs::remove_file(path))?;
         let events_before = fs::metadata(dir.events()).map_or(0, |file| file.len());
+        let seq_before = dir.last_seq();
         let mut child = self.spawn(start)?;
         let pid = child.id().context("a process that was just started has an id")?;
         let began = Instant::now();
@@ -181,7 +197,7 @@ impl Claim {
         let client = Client::of(dir)?;
         // Taken out of the child: waiting for a child closes the stdin that is still in it.
         let leash = child.stdin.take();
-        Ok(Started { dir: self.dir, child, leash, at, client, events_before })
+        Ok(Started { dir: self.dir, child, leash, at, client, events_before, seq_before })
     }
 
     fn spawn(&self, start: Start) -> anyhow::Result<Child> {

@@ -1,4 +1,4 @@
-//! `train` and `resume`: a job from its file, or from its checkpoint, to its end.
+//! `train` and `resume`: a job from its file, or from its ledger, to its end.
 
 use elasticdl_master::store as checkpoints;
 use elasticdl_spec::Plan;
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::args::{Follow, Resume, Train};
 use crate::check::Missing;
-use crate::fault::{self, Exit};
+use crate::fault::{self, Exit, Fault};
 use crate::home::Home;
 use crate::submit::{Claim, Earlier, Start, Started};
 use crate::view::View;
@@ -30,15 +30,28 @@ pub async fn resume(args: Resume) -> anyhow::Result<Exit> {
     let claim = Claim::existing(&Home::find()?, &args.job)?;
     let (dir, record) = (claim.dir(), claim.record());
     let at = dir.checkpoints(record);
-    let (manifest, _) = store::newest(&at, &args.job)?;
     let plan: Plan = check::plan(&record.job)?;
-    checkpoints::check_fits(&at.display().to_string(), &manifest, &plan)?;
+    match checkpoints::newest(&at)? {
+        Some(manifest) => checkpoints::check_fits(&at.display().to_string(), &manifest, &plan)?,
+        // A job that was cut off before its first checkpoint goes on all the same.
+        None if store::has_begun(&at) => {}
+        None => return Err(nothing_to_resume(&args.job).into()),
+    }
     let subject = format!("job {:?}", args.job);
     std::env::set_current_dir(&record.cwd)?;
     check::check(dir, record, Missing::Refuse).map_err(|problems| fault::problems(&subject, &problems))?;
-    let start = Start { resume: true, detach: args.follow.detach, listen: args.follow.listen };
+    // A master that was killed could not remove this file. What still runs of its job calls this address.
+    let last = dir.master().and_then(|at| at.address.parse().ok());
+    let listen = args.follow.listen.or(last);
+    let start = Start { resume: true, detach: args.follow.detach, listen };
     let started = claim.start(start).await?;
     go_on(started, &args.follow).await
+}
+
+/// No master of this job has ever got so far as to write anything down.
+fn nothing_to_resume(name: &str) -> Fault {
+    Fault::user(format!("job {name:?} has not begun: there is nothing to go on from"))
+        .hint("start it with `elasticdl train`")
 }
 
 /// Follows the job, or leaves it alone.

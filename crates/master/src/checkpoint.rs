@@ -7,7 +7,7 @@ use std::time::Duration;
 use elasticdl_spec::{ModelShape, OptimizerSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::tasks::Done;
+use crate::tasks::{Done, FileMarks};
 
 /// What a committed checkpoint says of itself. A directory without one is no checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -26,14 +26,12 @@ pub struct Manifest {
     pub seed: u64,
     /// Its files, by partition.
     pub partitions: BTreeMap<u32, PartitionFile>,
-    /// Training tasks that every partition holds to their end.
+    /// Training tasks that every partition's file holds to their end.
     pub done: Done,
-    /// Fingerprint of all shards in order, so that changed data is noticed; 0 while not all were known.
-    pub shards: u64,
 }
 
 /// The version of the manifest that this code writes.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// One partition's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,8 +60,8 @@ pub struct Written {
     pub id: u64,
     /// Its files.
     pub files: BTreeMap<u32, PartitionFile>,
-    /// What was done before the first partition was cut.
-    pub done: Done,
+    /// The marks in them.
+    pub marks: FileMarks,
 }
 
 /// Decides on checkpoints.
@@ -80,7 +78,7 @@ struct Writing {
     id: u64,
     servers: BTreeSet<u32>,
     files: BTreeMap<u32, PartitionFile>,
-    done: Done,
+    marks: FileMarks,
     /// Whether all parts are durable and the manifest is being written.
     committing: bool,
 }
@@ -101,31 +99,43 @@ impl Coordinator {
         self.writing.as_ref().map(|w| w.id)
     }
 
-    /// Begins one that covers `done`. Every task in it was acknowledged by every partition before this
-    /// call, and every partition is cut after it, so every file holds those tasks to their end.
-    pub fn begin(&mut self, now: Duration, servers: BTreeSet<u32>, done: Done) -> u64 {
+    /// Whether this server has still to write its part.
+    pub fn awaits(&self, server: u32) -> bool {
+        self.writing.as_ref().is_some_and(|w| w.servers.contains(&server))
+    }
+
+    /// Begins one that these servers write. What it covers is known from the marks in its files.
+    pub fn begin(&mut self, now: Duration, servers: BTreeSet<u32>) -> u64 {
         assert!(self.writing.is_none(), "one checkpoint at a time");
         let id = self.next;
         self.next += 1;
         self.last = now;
-        self.writing = Some(Writing { id, servers, files: BTreeMap::new(), done, committing: false });
+        self.writing =
+            Some(Writing { id, servers, files: BTreeMap::new(), marks: FileMarks::new(), committing: false });
         id
     }
 
-    /// A server has written its partitions' files.
-    pub fn written(&mut self, server: u32, id: u64, files: BTreeMap<u32, PartitionFile>) -> Progress {
+    /// A server has written its partitions' files, with these marks in them.
+    pub fn written(
+        &mut self,
+        server: u32,
+        id: u64,
+        files: BTreeMap<u32, PartitionFile>,
+        marks: FileMarks,
+    ) -> Progress {
         let Some(writing) = self.writing.as_mut().filter(|w| w.id == id && !w.committing) else {
             return Progress::Waiting;
         };
         if writing.servers.remove(&server) {
             writing.files.extend(files);
+            writing.marks.extend(marks);
         }
         if !writing.servers.is_empty() {
             return Progress::Waiting;
         }
         writing.committing = true;
-        let (files, done) = (writing.files.clone(), writing.done.clone());
-        Progress::Complete(Written { id, files, done })
+        let (files, marks) = (writing.files.clone(), writing.marks.clone());
+        Progress::Complete(Written { id, files, marks })
     }
 
     /// The manifest is durable, or the checkpoint failed or lost a server: it is over either way.
@@ -163,12 +173,12 @@ mod tests {
     fn it_is_complete_only_when_every_server_has_written() {
         let mut c = Coordinator::new(Some(at(60)), 4);
         assert!(!c.is_due(at(59)) && c.is_due(at(60)));
-        let id = c.begin(at(60), [0, 1].into(), Done::default());
+        let id = c.begin(at(60), [0, 1].into());
         assert_eq!(id, 4);
-        assert_eq!(c.written(0, id, part(0)), Progress::Waiting);
-        assert_eq!(c.written(0, id, part(0)), Progress::Waiting, "a repeated report is no second server");
-        assert_eq!(c.written(1, id + 1, part(1)), Progress::Waiting, "another checkpoint's report");
-        let Progress::Complete(written) = c.written(1, id, part(1)) else { panic!("all have written") };
+        assert_eq!(c.written(0, id, part(0), FileMarks::new()), Progress::Waiting);
+        assert_eq!(c.written(0, id, part(0), FileMarks::new()), Progress::Waiting, "a repeated report is no second server");
+        assert_eq!(c.written(1, id + 1, part(1), FileMarks::new()), Progress::Waiting, "another checkpoint's report");
+        let Progress::Complete(written) = c.written(1, id, part(1), FileMarks::new()) else { panic!("all have written") };
         assert_eq!(written.files.len(), 2);
         assert!(!c.is_due(at(500)), "it is being committed");
         assert!(c.over(at(70), id));
@@ -178,10 +188,10 @@ mod tests {
     #[test]
     fn reports_for_an_abandoned_one_are_not_believed() {
         let mut c = Coordinator::new(None, 1);
-        let id = c.begin(at(0), [0].into(), Done::default());
+        let id = c.begin(at(0), [0].into());
         assert_eq!(c.abandon(), Some(id));
-        assert_eq!(c.written(0, id, part(0)), Progress::Waiting);
+        assert_eq!(c.written(0, id, part(0), FileMarks::new()), Progress::Waiting);
         assert!(!c.over(at(1), id));
-        assert_eq!(c.begin(at(2), [0].into(), Done::default()), id + 1, "numbers are not reused");
+        assert_eq!(c.begin(at(2), [0].into()), id + 1, "numbers are not reused");
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use elasticdl_spec::Plan;
 use elasticdl_wire::Token;
 use elasticdl_wire::control::Role;
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
@@ -19,7 +20,8 @@ pub struct Config {
     pub token: Token,
     /// Where it is called; already bound, so that the address is known.
     pub listener: TcpListener,
-    /// Goes on from the last committed checkpoint instead of beginning afresh.
+    /// Whether there must be a ledger to go on from. Where there is one, the job goes on from it in any
+    /// case: a new job begins with an empty checkpoint directory.
     pub resume: bool,
     /// Starts and stops processes.
     pub launcher: Box<dyn Launcher>,
@@ -47,12 +49,24 @@ pub struct Best {
 
 /// Starts and stops the processes of a job: local processes, or pods.
 pub trait Launcher: Send {
-    /// Starts a worker or server; returns its process id. Its exit comes through [`Config::exits`].
-    fn start(&mut self, role: Role, id: u32) -> io::Result<u32>;
+    /// Starts a worker or server. Its exit comes through [`Config::exits`].
+    fn start(&mut self, role: Role, id: u32) -> io::Result<Process>;
+    /// Takes over what an earlier master started, where that very process still runs: from now on its exit
+    /// comes through [`Config::exits`], as fast as that of one started here. `false`: it is gone.
+    fn adopt(&mut self, role: Role, id: u32, process: Process) -> bool;
     /// Asks it to end: SIGTERM, which drains.
     fn stop(&mut self, role: Role, id: u32, pid: u32);
     /// Ends it at once.
     fn kill(&mut self, role: Role, id: u32, pid: u32);
+}
+
+/// A process, told apart from a later one with the same id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its id.
+    pub pid: u32,
+    /// When it was started, in the launcher's own measure.
+    pub started: u64,
 }
 
 /// A process is gone.

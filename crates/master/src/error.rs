@@ -21,8 +21,22 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// The ledger cannot be used.
+    #[error("cannot go on from the ledger {path}: {reason}")]
+    Ledger {
+        /// Its file or directory.
+        path: String,
+        /// Why not.
+        reason: String,
+    },
+    /// Another master leads the job by now.
+    #[error("term {term} is over: a later master leads the job, and this one ends")]
+    Succeeded {
+        /// The term of this master.
+        term: u64,
+    },
     /// There is nothing to resume from.
-    #[error("there is no committed checkpoint in {0} to resume from")]
+    #[error("there is no ledger in {0} to resume from")]
     NothingToResume(String),
     /// The data cannot be used.
     #[error(transparent)]
@@ -41,7 +55,11 @@ impl Error {
     /// What the failure means.
     pub fn kind(&self) -> Kind {
         match self {
-            Error::Io { .. } | Error::Checkpoint { .. } | Error::NothingToResume(_) => Kind::User,
+            Error::Io { .. }
+            | Error::Checkpoint { .. }
+            | Error::Ledger { .. }
+            | Error::Succeeded { .. }
+            | Error::NothingToResume(_) => Kind::User,
             Error::Data(e) => e.kind(),
         }
     }

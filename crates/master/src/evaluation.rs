@@ -106,6 +106,17 @@ impl Evaluation {
         Some(TaskId::evaluate(self.round, shard))
     }
 
+    /// A worker asks for a task and has these leases in hand: any other of its leases it never got.
+    pub fn keep_only(&mut self, worker: WorkerId, held: &[LeaseId]) {
+        let Some(round) = &mut self.running else { return };
+        let lost = |lease: &Lease| lease.worker == worker && !held.contains(&lease.id);
+        let shards: Vec<u32> = round.leased.iter().filter(|(_, l)| lost(l)).map(|(s, _)| *s).collect();
+        for shard in shards {
+            round.leased.remove(&shard);
+            round.todo.insert(shard);
+        }
+    }
+
     /// A worker is at it.
     pub fn progress(&mut self, now: Duration, task: TaskId, id: LeaseId) -> Held {
         match self.held(task, id) {

@@ -96,6 +96,23 @@ impl Fleet {
         }
     }
 
+    /// A process that an earlier master started still runs.
+    pub fn adopt(&mut self, role: Role, id: u32, pid: u32) {
+        let member = Member { state: State::Joined, pid: Some(pid), restarts: 0 };
+        match role {
+            Role::Worker => {
+                self.workers.insert(id, member);
+                self.worker_next = self.worker_next.max(id + 1);
+            }
+            Role::Server => drop(self.servers.insert(id, member)),
+        }
+    }
+
+    /// Workers get numbers from `next` on.
+    pub fn number_workers_from(&mut self, next: u32) {
+        self.worker_next = self.worker_next.max(next);
+    }
+
     /// What is to be done now. Call it after every change and on every tick.
     pub fn reconcile(&mut self, now: Duration) -> Vec<Order> {
         let mut orders = Vec::new();

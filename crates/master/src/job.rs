@@ -4,10 +4,10 @@
 //! [`Effect`]. Nothing here reads a clock, a file or a socket, so a simulator can drive the very same
 //! type. Questions carry a [`Ticket`]; their answers are effects too, because some must wait.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use elasticdl_spec::{LeaseId, Plan, Purpose, Shard, placement};
+use elasticdl_spec::{LeaseId, Plan, Purpose, Shard, TaskId, placement};
 use elasticdl_wire::control::{
     BeatReply, CheckpointWrittenRequest, JoinReply, LeaseReply, ReadyRequest, ReportRequest, Role,
     TopologyReply,
@@ -15,14 +15,16 @@ use elasticdl_wire::control::{
 use serde_json::{Map, Value};
 
 use crate::checkpoint::{Coordinator, Manifest};
-use crate::config::{Best, Exit};
+use crate::config::{Best, Exit, Process};
 use crate::evaluation::Evaluation;
 use crate::fleet::{self, Fleet};
+use crate::ledger::{Book, Entry, Quarantined, ShardNote};
 use crate::status::{Phase, Status, StopRequest};
 use crate::tasks::{Order, Tasks};
 
 mod members;
 mod phases;
+mod recovery;
 mod view;
 mod work;
 
@@ -63,8 +65,10 @@ pub enum Event {
     Beat(Ticket, Caller, Value),
     /// Where are the partitions?
     TopologyAsked(Ticket),
-    /// A worker wants a task.
-    LeaseAsked(Ticket, Caller),
+    /// The loop begins.
+    Begin,
+    /// A worker wants a task, and has these leases in hand.
+    LeaseAsked(Ticket, Caller, Vec<LeaseId>),
     /// A worker tells how far it is.
     Reported(Ticket, Caller, Box<ReportRequest>),
     /// A server has written its part of a checkpoint, or failed to.
@@ -74,7 +78,7 @@ pub enum Event {
     /// The export has ended.
     Exported(Result<Value, String>),
     /// A process was started, or could not be.
-    Launched(Role, u32, Result<u32, String>),
+    Launched(Role, u32, Result<Process, String>),
     /// A process is gone.
     Exited(Exit),
     /// So many workers, please.
@@ -88,6 +92,8 @@ pub enum Event {
 /// Something to be done.
 #[derive(Debug, PartialEq)]
 pub enum Effect {
+    /// Write this down. What comes after it in the list may only be done once it is written.
+    Record(Entry),
     /// Answer a question.
     Answer(Ticket, Answer),
     /// Carry out an order on the fleet.
@@ -96,6 +102,8 @@ pub enum Effect {
     Kill(Role, u32, u32),
     /// Write the manifest of a checkpoint whose files are durable.
     Commit(Box<Manifest>),
+    /// The checkpoint with this number is the one to go back to: older ones may go.
+    Prune(u64),
     /// Export the checkpoint with this number.
     Export(u64),
     /// Tell the world.
@@ -138,6 +146,8 @@ struct Known {
     address: String,
     records: u64,
     gauges: Value,
+    /// When it last called.
+    heard: Duration,
 }
 
 /// A beat that waits for something to do.
@@ -172,23 +182,41 @@ pub struct Job {
     command_next: u64,
     /// When training began, ended, and from how many records it started in this run.
     training: Option<(Duration, Option<Duration>, u64)>,
-    /// Set once every training task is done and a checkpoint begun after that is committed.
-    saved: bool,
     window: VecDeque<(Duration, u64, f64)>,
     last_progress: Duration,
     last_scores: Option<(f64, Option<f64>)>,
     stopping_since: Duration,
-    /// The checkpoint that each server was last told to write.
-    checkpoint_told: BTreeMap<u32, u64>,
-    /// Whether the checkpoint being written covers every training task.
-    checkpoint_covers_all: bool,
+    /// The checkpoint that each server was last told to write, and the number of that command.
+    checkpoint_told: BTreeMap<u32, (u64, u64)>,
     /// Whether the final evaluation is over.
     evaluated_last: bool,
     exporting: bool,
     /// The last log lines of the process that died last.
     last_words: Vec<String>,
     /// Failures that another try may mend, by task and batch.
-    failures: BTreeMap<(String, u64), u32>,
+    failures: BTreeMap<(TaskId, u64), u32>,
+    /// Batches that are set aside.
+    quarantined: Vec<Quarantined>,
+    /// Training shards as the ledger remembers them.
+    shard_notes: BTreeMap<u32, ShardNote>,
+    /// Whether those were all.
+    was_indexed: bool,
+    /// Tasks that were done and are being applied again, since when.
+    replay: Option<Replay>,
+    /// Records of all tasks that were ever opened again.
+    replayed: u64,
+    /// Whether this master has given a lease.
+    has_leased: bool,
+    /// Whether an earlier master has led this job.
+    goes_on: bool,
+}
+
+/// What is being applied again since a server died.
+#[derive(Debug)]
+struct Replay {
+    since: Duration,
+    tasks: BTreeSet<TaskId>,
+    count: usize,
 }
 
 /// What a job is made from.
@@ -197,8 +225,10 @@ pub struct Start {
     pub plan: Plan,
     /// Where checkpoints go.
     pub checkpoint_dir: String,
-    /// The checkpoint to go on from.
-    pub resume: Option<Manifest>,
+    /// What the ledger says. Of its processes only those that still run are left in it.
+    pub book: Book,
+    /// The checkpoint that the ledger calls committed.
+    pub committed: Option<Manifest>,
     /// The number of the next checkpoint.
     pub checkpoint_next: u64,
     /// What the data allows at best.
@@ -210,67 +240,77 @@ pub struct Start {
 }
 
 impl Job {
-    /// A job of which nothing runs yet.
+    /// A job as the ledger has it; [`Event::Begin`] is to follow.
     pub fn new(start: Start) -> Self {
-        let job = &start.plan.job;
+        let Start { plan, book, committed, term, .. } = start;
+        assert_eq!(book.committed, committed.as_ref().map(|m| m.id), "the committed checkpoint is at hand");
+        let job = &plan.job;
         let order = if job.data.shuffle { Order::Shuffled(job.train.seed) } else { Order::Files };
         let place = |p| {
             let server = placement::server_of_partition(elasticdl_spec::PartitionId(p), job.servers.count).0;
-            Place { server, incarnation: 1, address: None }
+            Place { server, incarnation: book.incarnation(p), address: None }
         };
         let mut tasks = Tasks::new(job.train.epochs, order);
-        if let Some(manifest) = &start.resume {
-            tasks.restore(manifest.done.clone());
-        }
-        Job {
-            plan_json: serde_json::to_string(&start.plan).expect("a plan is JSON"),
+        tasks.load(Duration::ZERO, &book);
+        let workers = book.workers_wanted.unwrap_or(job.workers.count);
+        let mut made = Job {
+            plan_json: serde_json::to_string(&plan).expect("a plan is JSON"),
             checkpoint_dir: start.checkpoint_dir,
             best: start.best,
             exports: start.exports,
-            term: start.term,
+            term,
             lease_next: 1,
             phase: Phase::Starting,
             error: None,
             tasks,
             evaluation: Evaluation::new(job.evaluate.every),
-            fleet: Fleet::new(job.servers.count, job.workers.count, job.limits.restarts),
-            checkpoints: Coordinator::new(job.checkpoint.every, start.checkpoint_next),
-            committed: start.resume,
+            fleet: Fleet::new(job.servers.count, workers, job.limits.restarts),
+            checkpoints: Coordinator::new(job.checkpoint.every, start.checkpoint_next.max(book.cut + 1)),
+            committed,
             places: (0..job.servers.partitions).map(place).collect(),
             known: BTreeMap::new(),
             beats: BTreeMap::new(),
-            command_next: 1,
+            // Above those of any master before, so that no server takes a command for an old one.
+            command_next: (term << 32) + 1,
             training: None,
-            saved: false,
             window: VecDeque::new(),
             last_progress: Duration::ZERO,
             last_scores: None,
             stopping_since: Duration::ZERO,
             checkpoint_told: BTreeMap::new(),
-            checkpoint_covers_all: false,
             evaluated_last: false,
             exporting: false,
             last_words: Vec::new(),
             failures: BTreeMap::new(),
-            plan: start.plan,
-        }
+            quarantined: book.quarantined.clone(),
+            shard_notes: book.shards.clone(),
+            was_indexed: book.indexed,
+            replay: None,
+            replayed: book.replayed,
+            has_leased: false,
+            goes_on: !book.is_empty(),
+            plan,
+        };
+        made.adopt(&book);
+        made
     }
 
     /// Takes in what happened and says what is to be done.
     pub fn step(&mut self, now: Duration, event: Event, effects: &mut Vec<Effect>) {
         match event {
-            Event::ShardFound(Purpose::Train, shard) => self.tasks.add_shard(shard),
+            Event::Begin => self.begin(now, effects),
+            Event::ShardFound(Purpose::Train, shard) => self.shard_found(now, shard, effects),
             Event::ShardFound(Purpose::Evaluate, shard) => self.evaluation.add_shard(shard),
-            Event::AllFound(Purpose::Train) => self.all_found(effects),
+            Event::AllFound(Purpose::Train) => self.all_found(now, effects),
             Event::AllFound(Purpose::Evaluate) => self.evaluation.all_found(),
             Event::IndexFailed(error) => self.fail(now, error, effects),
-            Event::Joined(ticket, caller, address) => self.joined(ticket, caller, address, effects),
+            Event::Joined(ticket, caller, address) => self.joined(now, ticket, caller, address, effects),
             Event::Ready(ticket, caller, ready) => self.ready(now, ticket, caller, ready, effects),
             Event::Beat(ticket, caller, gauges) => self.beat(now, ticket, caller, gauges, effects),
             Event::TopologyAsked(ticket) => {
                 effects.push(Effect::Answer(ticket, Answer::Topology(self.topology())));
             }
-            Event::LeaseAsked(ticket, caller) => self.lease(now, ticket, caller, effects),
+            Event::LeaseAsked(ticket, caller, held) => self.lease(now, ticket, caller, &held, effects),
             Event::Reported(ticket, caller, report) => self.report(now, ticket, caller, *report, effects),
             Event::Written(ticket, caller, written) => self.written(now, ticket, caller, written, effects),
             Event::Committed(id, outcome) => self.commit_over(now, id, outcome, effects),

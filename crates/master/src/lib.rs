@@ -1,7 +1,7 @@
 //! The master: one per job. It cuts data into shards, leases tasks, decides the fleet, commits
 //! checkpoints, runs evaluations and tells how it goes.
 //!
-//! The cores decide and do no IO: [`tasks`], [`fleet`], [`evaluation`], [`checkpoint`] and, above them,
+//! The cores decide and do no IO: [`tasks`], [`fleet`], [`evaluation`], [`checkpoint`], [`ledger`] and, above them,
 //! [`job`], whose `step(now, event, effects)` is the only entrance. The edges carry out and decide
 //! nothing: [`run`] (the loop), `server` (gRPC and HTTP), [`shards`] (indexing), [`store`] (manifests).
 
@@ -11,6 +11,7 @@ pub mod error;
 pub mod evaluation;
 pub mod fleet;
 pub mod job;
+pub mod ledger;
 pub mod run;
 mod server;
 pub mod shards;

@@ -1,22 +1,23 @@
 //! Edge: the loop that feeds the job events and carries out its effects.
 #![expect(clippy::disallowed_methods, reason = "the edge reads the clock and starts threads")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use elasticdl_wire::control::{BeatReply, Role, beat_reply};
+use elasticdl_wire::failpoint;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::checkpoint::Manifest;
 use crate::config::{Config, Exit, Export, Launcher};
 use crate::error::{Error, Result};
 use crate::fleet::Order;
 use crate::job::{Answer, Effect, Event, Job, Start, Ticket};
+use crate::ledger::{self, Entry, Ledger, TermsOfJob};
 use crate::server::{EventLog, Input, router};
-use crate::status::Phase;
+use crate::status::{LedgerStatus, Phase, Status};
 use crate::{shards, store};
 
 /// How often time passes for the job.
@@ -33,15 +34,15 @@ pub struct Outcome {
     pub phase: Phase,
 }
 
-/// Runs a job to its end.
-pub async fn run(config: Config) -> Result<Outcome> {
+/// Runs a job to its end, from wherever its ledger says it is.
+pub async fn run(mut config: Config) -> Result<Outcome> {
     let job_spec = config.plan.job.clone();
     let default_dir = config.job_dir.join("checkpoint");
     let checkpoint_dir = job_spec.checkpoint.dir.as_ref().map_or(default_dir, PathBuf::from);
-    let resume = prepare(&config, &checkpoint_dir)?;
+    let (ledger, start) = prepare(&mut config, &checkpoint_dir)?;
     let (inputs_sender, inputs) = mpsc::unbounded_channel();
-    let log = EventLog::new();
     let events_path = config.job_dir.join("events.jsonl");
+    let log = EventLog::new(last_event(&events_path));
     let events_file = OpenOptions::new()
         .create(true)
         .append(true)
@@ -52,17 +53,10 @@ pub async fn run(config: Config) -> Result<Outcome> {
     let serving = tokio::spawn(axum::serve(config.listener, app).into_future());
     index(&job_spec, config.job_dir.join("index"), inputs_sender.clone())?;
 
-    let start = Start {
-        checkpoint_dir: checkpoint_dir.display().to_string(),
-        checkpoint_next: store::next_id(&checkpoint_dir)?,
-        resume,
-        best: config.best,
-        exports: config.export.is_some(),
-        term: store::claim_term(&checkpoint_dir)?,
-        plan: config.plan,
-    };
+    let running = start.book.processes.values().map(|p| (p.process.pid, (Role::from(p.role), p.id))).collect();
     let mut edge = Edge {
         job: Job::new(start),
+        ledger,
         began: Instant::now(),
         checkpoint_dir,
         keep: job_spec.checkpoint.keep,
@@ -73,26 +67,59 @@ pub async fn run(config: Config) -> Result<Outcome> {
         ticket_next: 1,
         log,
         events_file,
-        running: BTreeMap::new(),
+        running,
         over: None,
     };
-    let phase = edge.follow(inputs, config.exits, config.stops).await;
-    let _ = tokio::time::timeout(LAST_WORDS, edge.log.all_seen()).await;
+    let outcome = edge.follow(inputs, config.exits, config.stops).await;
+    if outcome.is_ok() {
+        let _ = tokio::time::timeout(LAST_WORDS, edge.log.all_seen()).await;
+    }
     serving.abort();
-    Ok(Outcome { phase })
+    outcome.map(|phase| Outcome { phase })
 }
 
-/// Makes the checkpoint directory and reads what is to be resumed.
-fn prepare(config: &Config, checkpoint_dir: &Path) -> Result<Option<Manifest>> {
+/// Opens the ledger, checks that it is this job's, and takes over what still runs.
+fn prepare(config: &mut Config, checkpoint_dir: &Path) -> Result<(Ledger, Start)> {
     fs::create_dir_all(checkpoint_dir)
         .map_err(|e| Error::io(format!("making the checkpoint directory {}", checkpoint_dir.display()), e))?;
-    if !config.resume {
-        return Ok(None);
-    }
     let shown = checkpoint_dir.display().to_string();
-    let manifest = store::newest(checkpoint_dir)?.ok_or(Error::NothingToResume(shown.clone()))?;
-    store::check_fits(&shown, &manifest, &config.plan)?;
-    Ok(Some(manifest))
+    if config.resume && ledger::read(checkpoint_dir)?.is_none_or(|book| book.is_empty()) {
+        return Err(Error::NothingToResume(shown));
+    }
+    let term = store::claim_term(checkpoint_dir)?;
+    let ledger = Ledger::open(checkpoint_dir, term)?;
+    let mut book = ledger.book().clone();
+    let difference = book.terms_of_job.difference(&TermsOfJob::of(&config.plan));
+    if let Some(reason) = difference.filter(|_| !book.is_empty()) {
+        return Err(Error::Ledger { path: ledger::file::dir_of(checkpoint_dir).display().to_string(), reason });
+    }
+    let committed = book.committed.map(|id| store::load(checkpoint_dir, id)).transpose()?;
+    if let Some(manifest) = &committed {
+        store::check_fits(&shown, manifest, &config.plan)?;
+    }
+    let launcher = &mut config.launcher;
+    book.processes.retain(|_, running| launcher.adopt(running.role.into(), running.id, running.process));
+    let start = Start {
+        plan: config.plan.clone(),
+        checkpoint_dir: shown,
+        checkpoint_next: store::next_id(checkpoint_dir)?,
+        term,
+        book,
+        committed,
+        best: config.best,
+        exports: config.export.is_some(),
+    };
+    Ok((ledger, start))
+}
+
+/// The number of the last event that an earlier master told; 0 where there is none.
+fn last_event(path: &Path) -> u64 {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let numbers = text.lines().rev().filter_map(|line| {
+        let event: serde_json::Value = serde_json::from_str(line).ok()?;
+        event["seq"].as_u64()
+    });
+    numbers.max().unwrap_or(0)
 }
 
 /// Indexes the files on a thread of its own.
@@ -115,6 +142,7 @@ fn index(
 /// The job with everything it touches.
 struct Edge {
     job: Job,
+    ledger: Ledger,
     began: Instant,
     checkpoint_dir: PathBuf,
     keep: u32,
@@ -136,63 +164,96 @@ impl Edge {
         mut inputs: mpsc::UnboundedReceiver<Input>,
         mut exits: mpsc::UnboundedReceiver<Exit>,
         mut stops: mpsc::UnboundedReceiver<crate::status::StopRequest>,
-    ) -> Phase {
+    ) -> Result<Phase> {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        self.emit("started", serde_json::Map::new());
+        self.step(Event::Begin)?;
         loop {
             tokio::select! {
                 biased;
                 Some(exit) = exits.recv() => {
                     self.running.remove(&exit.pid);
-                    self.step(Event::Exited(exit));
+                    self.step(Event::Exited(exit))?;
                 }
-                Some(stop) = stops.recv() => self.step(Event::Stop(stop)),
-                Some(input) = inputs.recv() => self.input(input),
-                _ = tick.tick() => self.step(Event::Tick),
+                Some(stop) = stops.recv() => self.step(Event::Stop(stop))?,
+                Some(input) = inputs.recv() => self.input(input)?,
+                _ = tick.tick() => self.step(Event::Tick)?,
             }
             if let Some((phase, since)) = self.over {
                 if self.running.is_empty() {
-                    return phase;
+                    return Ok(phase);
                 }
                 if since.elapsed() > GOODBYE {
                     for (pid, (role, id)) in std::mem::take(&mut self.running) {
                         self.launcher.kill(role, id, pid);
                     }
-                    return phase;
+                    return Ok(phase);
                 }
             }
         }
     }
 
-    fn input(&mut self, input: Input) {
+    fn input(&mut self, input: Input) -> Result<()> {
         match input {
-            Input::Event(event) => self.step(event),
+            Input::Event(event) => self.step(event)?,
             Input::Question(make, reply) => {
                 let ticket = self.ticket_next;
                 self.ticket_next += 1;
                 self.tickets.insert(ticket, reply);
-                self.step(make(ticket));
+                self.step(make(ticket))?;
             }
             // Whoever asked may have gone.
-            Input::Status(reply) => drop(reply.send(self.job.status(self.began.elapsed()))),
+            Input::Status(reply) => drop(reply.send(self.status())),
         }
+        Ok(())
     }
 
-    fn step(&mut self, event: Event) {
-        let mut events = vec![event];
-        while let Some(event) = events.pop() {
+    fn status(&self) -> Status {
+        let time = self.began.elapsed();
+        let wait = self.ledger.waited.as_secs_f64();
+        let ledger = LedgerStatus {
+            entries: self.ledger.entries,
+            bytes: self.ledger.bytes(),
+            wait_seconds: wait,
+            share: wait / time.as_secs_f64().max(f64::EPSILON),
+        };
+        Status { ledger, ..self.job.status(time) }
+    }
+
+    /// Has the job take an event in, and does what it decides: what it records is written before anything
+    /// that follows from it is done.
+    ///
+    /// # Errors
+    ///
+    /// The ledger cannot be written: nothing more may be promised.
+    fn step(&mut self, event: Event) -> Result<()> {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
             let mut effects = Vec::new();
             self.job.step(self.began.elapsed(), event, &mut effects);
-            for effect in effects {
-                events.extend(self.carry_out(effect));
+            let mut effects = effects.into_iter().peekable();
+            while let Some(effect) = effects.next() {
+                let Effect::Record(entry) = effect else {
+                    events.extend(self.carry_out(effect));
+                    continue;
+                };
+                let mut entries = vec![entry];
+                while let Some(Effect::Record(entry)) = effects.next_if(|e| matches!(e, Effect::Record(_))) {
+                    entries.push(entry);
+                }
+                self.ledger.append(&entries)?;
+                if entries.iter().any(|entry| matches!(entry, Entry::Leased { .. })) {
+                    failpoint::reached("master.lease_recorded");
+                }
             }
         }
+        Ok(())
     }
 
     /// Does what the job decided; what comes of it at once is an event again.
     fn carry_out(&mut self, effect: Effect) -> Option<Event> {
         match effect {
+            Effect::Record(_) => unreachable!("records are written where they stand"),
             Effect::Answer(ticket, answer) => {
                 if let Answer::Beat(BeatReply {
                     what: Some(beat_reply::What::WriteCheckpoint(write)), ..
@@ -212,12 +273,21 @@ impl Edge {
                 None
             }
             Effect::Commit(manifest) => {
-                let (dir, keep, inputs) = (self.checkpoint_dir.clone(), self.keep, self.inputs.clone());
+                let (dir, inputs) = (self.checkpoint_dir.clone(), self.inputs.clone());
                 tokio::task::spawn_blocking(move || {
                     let id = manifest.id;
-                    let outcome =
-                        store::commit(&dir, &manifest, keep).map(|()| manifest).map_err(|e| e.to_string());
+                    let outcome = store::commit(&dir, &manifest).map(|()| manifest).map_err(|e| e.to_string());
+                    failpoint::reached("master.manifest_written");
                     let _ = inputs.send(Input::Event(Event::Committed(id, outcome)));
+                });
+                None
+            }
+            Effect::Prune(committed) => {
+                let (dir, keep) = (self.checkpoint_dir.clone(), self.keep);
+                tokio::task::spawn_blocking(move || {
+                    if let Err(error) = store::prune(&dir, committed, keep) {
+                        tracing::warn!(%error, "old checkpoints stay where they are");
+                    }
                 });
                 None
             }
@@ -237,8 +307,8 @@ impl Edge {
         match order {
             Order::Start { role, id } => {
                 let outcome = self.launcher.start(role, id).map_err(|e| e.to_string());
-                if let Ok(pid) = outcome {
-                    self.running.insert(pid, (role, id));
+                if let Ok(process) = outcome {
+                    self.running.insert(process.pid, (role, id));
                 }
                 Some(Event::Launched(role, id, outcome))
             }
@@ -263,7 +333,8 @@ impl Edge {
     /// Tells followers, the events file and the log.
     fn emit(&mut self, event: &str, fields: serde_json::Map<String, serde_json::Value>) {
         let seconds = self.began.elapsed().as_millis() as f64 / 1000.0;
-        let event = self.log.push(event, seconds, fields);
+        let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+        let event = self.log.push(event, seconds, unix_ms, fields);
         match serde_json::to_string(&event) {
             Ok(line) => {
                 if event.event != "progress" {

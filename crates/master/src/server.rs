@@ -10,6 +10,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use elasticdl_spec::LeaseId;
 use elasticdl_wire::Token;
 use elasticdl_wire::control::master_server::{Master, MasterServer};
 use elasticdl_wire::control::{
@@ -37,6 +38,8 @@ pub enum Input {
 /// The events of a job so far, and who has seen them.
 #[derive(Clone)]
 pub struct EventLog {
+    /// The number of the last event of the masters before.
+    before: u64,
     events: Arc<Mutex<Vec<status::Event>>>,
     count: watch::Sender<u64>,
     /// The highest number that a follower has acknowledged by asking for what comes after it.
@@ -44,9 +47,9 @@ pub struct EventLog {
 }
 
 impl EventLog {
-    /// An empty log.
-    pub fn new() -> Self {
-        EventLog { events: Arc::default(), count: watch::channel(0).0, seen: watch::channel(0).0 }
+    /// A log whose numbers go on after `before`, the last one of the masters before.
+    pub fn new(before: u64) -> Self {
+        EventLog { before, events: Arc::default(), count: watch::channel(before).0, seen: watch::channel(0).0 }
     }
 
     /// Appends an event, numbering it.
@@ -54,11 +57,12 @@ impl EventLog {
         &self,
         event: &str,
         seconds: f64,
+        unix_ms: u64,
         fields: serde_json::Map<String, serde_json::Value>,
     ) -> status::Event {
         let mut events = self.events.lock().expect("no holder of this lock panics");
-        let seq = events.len() as u64 + 1;
-        let event = status::Event { event: event.into(), seq, seconds, fields };
+        let seq = self.before + events.len() as u64 + 1;
+        let event = status::Event { event: event.into(), seq, seconds, unix_ms, fields };
         events.push(event.clone());
         self.count.send_replace(seq);
         event
@@ -82,7 +86,7 @@ impl EventLog {
         // Nothing new in time is an answer too.
         let _ = tokio::time::timeout(wait, count.wait_for(|count| *count > after)).await;
         let events = self.events.lock().expect("no holder of this lock panics");
-        events.iter().skip(after as usize).cloned().collect()
+        events.iter().skip(after.saturating_sub(self.before) as usize).cloned().collect()
     }
 }
 
@@ -231,8 +235,10 @@ impl Master for Shared {
     }
 
     async fn lease(&self, request: tonic::Request<LeaseRequest>) -> Reply<LeaseReply> {
-        let caller = caller(request.into_inner().member.as_ref())?;
-        match self.ask(move |ticket| Event::LeaseAsked(ticket, caller)).await? {
+        let request = request.into_inner();
+        let caller = caller(request.member.as_ref())?;
+        let held = request.held.iter().map(|lease| LeaseId { term: lease.term, n: lease.n }).collect();
+        match self.ask(move |ticket| Event::LeaseAsked(ticket, caller, held)).await? {
             Answer::Lease(reply) => Ok(tonic::Response::new(reply)),
             other => mismatch(&other),
         }

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::ledger::Quarantined;
+
 /// Where a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -73,6 +75,31 @@ pub struct Status {
     pub servers: Vec<Process>,
     /// The last committed checkpoint.
     pub checkpoint: Option<u64>,
+    /// Which master leads the job.
+    #[serde(default)]
+    pub term: u64,
+    /// Records of tasks that had to be applied again after a server's death.
+    #[serde(default)]
+    pub replayed: u64,
+    /// Batches that failed again and again and are set aside.
+    #[serde(default)]
+    pub quarantined: Vec<Quarantined>,
+    /// The ledger of this master.
+    #[serde(default)]
+    pub ledger: LedgerStatus,
+}
+
+/// What the ledger costs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct LedgerStatus {
+    /// Entries that this master has written.
+    pub entries: u64,
+    /// The length of its file.
+    pub bytes: u64,
+    /// How long the master, and with it every lease, has waited for it.
+    pub wait_seconds: f64,
+    /// The same as a share of the time that this master has run.
+    pub share: f64,
 }
 
 /// How many training tasks are in which state.
@@ -105,18 +132,22 @@ pub struct Process {
     pub gauges: Value,
 }
 
-/// Something that happened, in the order it happened. Serialized as one flat JSON object with
-/// `event`, `seq` and `seconds` (since this master started).
+/// Something that happened, in the order it happened. Serialized as one flat JSON object with `event`,
+/// `seq` (which goes on when the master is started again), `seconds` (since this master started) and
+/// `unix_ms`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// What: started, serving, training, progress, evaluated, checkpoint, scaled, worker_started,
-    /// worker_joined, worker_exited, server_started, server_exited, lease_expired, warning, stopping,
-    /// exported, finished.
+    /// What: started, indexed, training, leasing, progress, evaluated, checkpoint, scaled, worker_started,
+    /// worker_joined, worker_exited, server_started, server_ready, server_exited, silent, replay, replayed,
+    /// task_goes_on, lease_expired, quarantined, warning, stopping, exported, finished.
     pub event: String,
     /// Its number, from 1, without holes.
     pub seq: u64,
     /// When, since this master started.
     pub seconds: f64,
+    /// When, by the clock: milliseconds since 1970.
+    #[serde(default)]
+    pub unix_ms: u64,
     /// What belongs to it.
     #[serde(flatten)]
     pub fields: serde_json::Map<String, Value>,

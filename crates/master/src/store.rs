@@ -19,20 +19,28 @@ pub fn checkpoint_path(dir: &str, id: u64) -> String {
     format!("{}/checkpoint-{id:06}", dir.trim_end_matches('/'))
 }
 
-/// The newest committed checkpoint in `dir`, if there is one.
+/// The newest complete checkpoint in `dir`, if there is one. A master goes by its ledger instead.
 pub fn newest(dir: &Path) -> Result<Option<Manifest>> {
-    let Some((_, path)) = checkpoints(dir)?.into_iter().rfind(|(_, path)| path.join(MANIFEST).exists())
-    else {
-        return Ok(None);
-    };
+    match checkpoints(dir)?.into_iter().rfind(|(_, path)| path.join(MANIFEST).exists()) {
+        Some((_, path)) => read(&path).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The checkpoint with this number.
+pub fn load(dir: &Path, id: u64) -> Result<Manifest> {
+    read(Path::new(&checkpoint_path(&dir.display().to_string(), id)))
+}
+
+fn read(path: &Path) -> Result<Manifest> {
     let error = |reason: String| Error::Checkpoint { path: path.display().to_string(), reason };
-    let text = fs::read(path.join(MANIFEST)).map_err(|e| error(e.to_string()))?;
+    let text = fs::read(path.join(MANIFEST)).map_err(|e| error(format!("its manifest cannot be read: {e}")))?;
     let manifest: Manifest =
         serde_json::from_slice(&text).map_err(|e| error(format!("its manifest is damaged: {e}")))?;
     if manifest.format != FORMAT {
         return Err(error(format!("it has format {}, this program reads {FORMAT}", manifest.format)));
     }
-    Ok(Some(manifest))
+    Ok(manifest)
 }
 
 /// The number that the next checkpoint gets: no directory, committed or not, has it.
@@ -40,19 +48,28 @@ pub fn next_id(dir: &Path) -> Result<u64> {
     Ok(checkpoints(dir)?.last().map_or(1, |(id, _)| id + 1))
 }
 
-/// Claims the next term, durably: every lease of this master is above all leases that any checkpoint in
-/// `dir` remembers. The caller holds the directory's lock, so no two masters claim one term.
+/// Claims the next term, durably: every lease of this master is above all leases that the ledger or any
+/// checkpoint in `dir` remembers. The caller holds the directory's lock, so no two masters claim one term.
+///
+/// The term is claimed before the ledger is read. A master that finds its own term still there after a write
+/// knows by that: whoever claims a later one will read what was written.
 pub fn claim_term(dir: &Path) -> Result<u64> {
     let path = dir.join("term");
-    let failed = |e| Error::io(format!("claiming a term in {}", path.display()), e);
-    let last = match fs::read_to_string(&path) {
-        Ok(text) => text.trim().parse::<u64>().map_err(|e| failed(io::Error::other(e)))?,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => 0,
-        Err(e) => return Err(failed(e)),
-    };
-    let term = last + 1;
-    replace_file(&path, format!("{term}\n").as_bytes()).map_err(failed)?;
+    let term = claimed_term(dir)? + 1;
+    replace_file(&path, format!("{term}\n").as_bytes())
+        .map_err(|e| Error::io(format!("claiming a term in {}", path.display()), e))?;
     Ok(term)
+}
+
+/// The newest term that was claimed; 0 where none ever was.
+pub fn claimed_term(dir: &Path) -> Result<u64> {
+    let path = dir.join("term");
+    let failed = |e| Error::io(format!("reading the term in {}", path.display()), e);
+    match fs::read_to_string(&path) {
+        Ok(text) => text.trim().parse::<u64>().map_err(|e| failed(io::Error::other(e))),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(e) => Err(failed(e)),
+    }
 }
 
 /// Whether a checkpoint fits a job's model; else what differs.
@@ -106,12 +123,11 @@ pub fn check_fits(dir: &str, manifest: &Manifest, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Writes the manifest durably, then removes what is older than the `keep` newest committed ones.
-pub fn commit(dir: &Path, manifest: &Manifest, keep: u32) -> io::Result<()> {
+/// Writes the manifest durably. The checkpoint counts once the ledger says so too.
+pub fn commit(dir: &Path, manifest: &Manifest) -> io::Result<()> {
     let path = PathBuf::from(checkpoint_path(&dir.display().to_string(), manifest.id));
     replace_file(&path.join(MANIFEST), &serde_json::to_vec_pretty(manifest)?)?;
-    File::open(dir)?.sync_all()?;
-    prune(dir, manifest.id, keep)
+    File::open(dir)?.sync_all()
 }
 
 /// Writes a file so that a crash leaves the old one or the new one, never a part.
@@ -124,15 +140,16 @@ fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
     File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Removes committed checkpoints beyond the `keep` newest, and unfinished ones older than `newest`.
-fn prune(dir: &Path, newest: u64, keep: u32) -> io::Result<()> {
-    assert!(keep >= 1, "the checkpoint just committed is kept");
-    let mut committed = 0;
-    for (id, path) in checkpoints(dir).map_err(io::Error::other)?.into_iter().rev() {
-        let complete = path.join(MANIFEST).exists();
-        committed += u32::from(complete);
-        if (complete && committed > keep) || (!complete && id < newest) {
-            fs::remove_dir_all(&path)?;
+/// Removes what is older than the `keep` newest complete checkpoints up to `committed`, the one that the
+/// ledger goes by, and what was left unfinished before it.
+pub fn prune(dir: &Path, committed: u64, keep: u32) -> Result<()> {
+    assert!(keep >= 1, "the committed checkpoint is kept");
+    let mut complete = 0;
+    for (_, path) in checkpoints(dir)?.into_iter().rev().filter(|(id, _)| *id <= committed) {
+        let whole = path.join(MANIFEST).exists();
+        complete += u32::from(whole);
+        if !whole || complete > keep {
+            fs::remove_dir_all(&path).map_err(|e| Error::io(format!("removing {}", path.display()), e))?;
         }
     }
     Ok(())
@@ -172,7 +189,6 @@ mod tests {
             seed: 1,
             partitions: Default::default(),
             done: Done::default(),
-            shards: 0,
         }
     }
 
@@ -189,7 +205,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!((newest(dir.path()).unwrap(), next_id(dir.path()).unwrap()), (None, 1));
         begin(dir.path(), 1);
-        commit(dir.path(), &manifest(1), 3).unwrap();
+        commit(dir.path(), &manifest(1)).unwrap();
         begin(dir.path(), 2);
         fs::write(dir.path().join("checkpoint-000002/manifest.json.tmp"), "half").unwrap();
         assert_eq!(newest(dir.path()).unwrap().unwrap().id, 1);
@@ -202,18 +218,23 @@ mod tests {
         for id in 1..=5 {
             begin(dir.path(), id);
             if id != 3 {
-                commit(dir.path(), &manifest(id), 2).unwrap();
+                commit(dir.path(), &manifest(id)).unwrap();
             }
         }
         begin(dir.path(), 6);
-        assert_eq!(ids(dir.path()), [4, 5, 6], "6 may be being written");
+        prune(dir.path(), 4, 2).unwrap();
+        assert_eq!(ids(dir.path()), [2, 4, 5, 6], "the ledger does not go by 5 yet, and 6 is being written");
+        prune(dir.path(), 5, 2).unwrap();
+        assert_eq!(ids(dir.path()), [4, 5, 6]);
     }
 
     #[test]
     fn each_master_claims_a_higher_term() {
         let dir = tempfile::tempdir().unwrap();
+        assert_eq!(claimed_term(dir.path()).unwrap(), 0);
         assert_eq!(claim_term(dir.path()).unwrap(), 1);
         assert_eq!(claim_term(dir.path()).unwrap(), 2);
+        assert_eq!(claimed_term(dir.path()).unwrap(), 2);
         fs::write(dir.path().join("term"), "junk").unwrap();
         assert!(claim_term(dir.path()).is_err(), "a term is never guessed");
     }

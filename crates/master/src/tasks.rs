@@ -11,6 +11,7 @@ use elasticdl_spec::mix::mix2;
 use elasticdl_spec::{LeaseId, Shard, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
+use crate::ledger::Book;
 use crate::status::TaskCounts;
 
 /// The tasks of a job, of one purpose.
@@ -25,10 +26,14 @@ pub struct Tasks {
     epoch: u32,
     /// Waiting, of the newest epoch, in the order in which they are leased.
     todo: BTreeSet<(u64, u32)>,
-    /// Waiting again after a lease that ended early; they go first.
-    again: BTreeSet<TaskId>,
+    /// Waiting again after a lease that ended early, or to be replayed, by epoch and then in the same
+    /// order; they go first.
+    again: BTreeSet<(u32, u64, u32)>,
     leased: BTreeMap<TaskId, Lease>,
-    done: Done,
+    /// Done, and held to their end by every file of the committed checkpoint.
+    covered: Done,
+    /// Done since.
+    recent: BTreeMap<TaskId, Finished>,
     /// Records reported so far of tasks that are not done.
     partial: BTreeMap<TaskId, u64>,
     bad: BTreeMap<TaskId, u64>,
@@ -54,7 +59,18 @@ pub struct Lease {
     pub renewed: Duration,
 }
 
-/// What is done: shards per epoch, and how many records that was.
+/// What a task came to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finished {
+    /// Good records of it.
+    pub records: u64,
+    /// Records of it that were set aside.
+    pub bad_records: u64,
+    /// Its batches, the quarantined ones included: every partition's mark ends there.
+    pub batches: u64,
+}
+
+/// Tasks that are done: shards per epoch, and how many records that was.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
     /// Finished shards by epoch, as ranges `[first, last]`.
@@ -77,7 +93,11 @@ impl Done {
         self.epochs.values().flatten().map(|(first, last)| u64::from(last - first) + 1).sum()
     }
 
-    fn insert(&mut self, task: TaskId) {
+    /// Adds a task that was not in it.
+    pub fn add(&mut self, task: TaskId, finished: Finished) {
+        assert!(!self.contains(task), "a task is done once");
+        self.records += finished.records;
+        self.bad_records += finished.bad_records;
         let ranges = self.epochs.entry(task.epoch).or_default();
         let at = ranges.partition_point(|(first, _)| *first < task.shard);
         ranges.insert(at, (task.shard, task.shard));
@@ -91,6 +111,9 @@ impl Done {
         *ranges = merged;
     }
 }
+
+/// By partition: the marks of open tasks in its file.
+pub type FileMarks = BTreeMap<u32, BTreeMap<TaskId, u64>>;
 
 /// What became of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +136,8 @@ impl Tasks {
             todo: BTreeSet::new(),
             again: BTreeSet::new(),
             leased: BTreeMap::new(),
-            done: Done::default(),
+            covered: Done::default(),
+            recent: BTreeMap::new(),
             partial: BTreeMap::new(),
             bad: BTreeMap::new(),
         }
@@ -150,17 +174,26 @@ impl Tasks {
         self.indexed
     }
 
-    /// Gives the next waiting task to a worker.
-    pub fn lease(&mut self, now: Duration, id: LeaseId, worker: WorkerId) -> Option<TaskId> {
-        let task = self.again.pop_first().or_else(|| {
-            let (_, shard) = self.todo.pop_first()?;
-            Some(TaskId::train(self.epoch, shard))
-        })?;
-        assert!(!self.done.contains(task), "a done task does not wait");
+    /// Gives the next waiting task to a worker, and tells whether it was given before.
+    pub fn lease(&mut self, now: Duration, id: LeaseId, worker: WorkerId) -> Option<(TaskId, bool)> {
+        // After a master's death a task may wait before its shard is found again.
+        let found = self.shards.len() as u32;
+        let first = self.again.iter().find(|(_, _, shard)| *shard < found).copied();
+        let (task, again) = match first {
+            Some(waiting) => {
+                self.again.remove(&waiting);
+                (TaskId::train(waiting.0, waiting.2), true)
+            }
+            None => {
+                let (_, shard) = self.todo.pop_first()?;
+                (TaskId::train(self.epoch, shard), false)
+            }
+        };
+        assert!(!self.is_done(task), "a done task does not wait");
         let previous = self.leased.insert(task, Lease { id, worker, renewed: now });
         assert!(previous.is_none(), "a waiting task is not leased");
         self.begin_epochs();
-        Some(task)
+        Some((task, again))
     }
 
     /// A worker has done batches of a task, `records` of them since it last said so, and met `bad`
@@ -180,17 +213,21 @@ impl Tasks {
         }
     }
 
-    /// A task is done: all its batches are applied, `records` good records in all.
-    pub fn finish(&mut self, task: TaskId, id: LeaseId, records: u64) -> Held {
-        if self.leased.get(&task).is_none_or(|lease| lease.id != id) {
-            return Held::No;
+    /// Whether this lease counts.
+    pub fn is_held(&self, task: TaskId, id: LeaseId) -> Held {
+        if self.leased.get(&task).is_some_and(|lease| lease.id == id) { Held::Yes } else { Held::No }
+    }
+
+    /// A task is done: all its batches are applied. Tells what it came to, where the lease counts.
+    pub fn finish(&mut self, task: TaskId, id: LeaseId, records: u64, batches: u64) -> Option<Finished> {
+        if self.is_held(task, id) == Held::No {
+            return None;
         }
         self.leased.remove(&task);
         self.partial.remove(&task);
-        self.done.records += records;
-        self.done.bad_records += self.bad.remove(&task).unwrap_or(0);
-        self.done.insert(task);
-        Held::Yes
+        let finished = Finished { records, bad_records: self.bad.remove(&task).unwrap_or(0), batches };
+        self.recent.insert(task, finished);
+        Some(finished)
     }
 
     /// A worker gives a task back, or failed at it in a way that another try may mend.
@@ -199,8 +236,23 @@ impl Tasks {
             return Held::No;
         }
         self.leased.remove(&task);
-        self.make_wait(task);
+        self.make_wait_again(task);
         Held::Yes
+    }
+
+    /// A worker asks for a task and has these leases in hand: any other of its leases it never got.
+    pub fn keep_only(&mut self, worker: WorkerId, held: &[LeaseId]) -> Vec<TaskId> {
+        self.end_leases(|lease| lease.worker == worker && !held.contains(&lease.id))
+    }
+
+    /// Only these workers are left.
+    pub fn keep_workers(&mut self, workers: &[u32]) -> Vec<TaskId> {
+        self.end_leases(|lease| !workers.contains(&lease.worker.0))
+    }
+
+    /// Nobody can get a batch done now: no lease runs out because of that.
+    pub fn renew_all(&mut self, now: Duration) {
+        self.leased.values_mut().for_each(|lease| lease.renewed = now);
     }
 
     /// A worker is gone: what it held waits again.
@@ -217,32 +269,77 @@ impl Tasks {
         ended.into_iter().map(|task| (task, workers[&task])).collect()
     }
 
-    /// Goes back to what a checkpoint holds: what was done after it waits again.
-    pub fn restore(&mut self, done: Done) {
-        self.leased.clear();
-        self.again.clear();
-        self.todo.clear();
+    /// A partition has lost what came after the committed checkpoint: tasks that were done since then wait
+    /// again. Their marks tell what is left to be done of them. Returns them, with what they had come to.
+    pub fn reopen(&mut self) -> BTreeMap<TaskId, Finished> {
+        let again = std::mem::take(&mut self.recent);
+        again.keys().for_each(|task| self.make_wait_again(*task));
+        again
+    }
+
+    /// All partitions have gone back to the committed checkpoint: what is not covered by it waits again,
+    /// leased or not.
+    pub fn roll_back(&mut self) -> BTreeMap<TaskId, Finished> {
+        self.end_leases(|_| true);
         self.partial.clear();
         self.bad.clear();
-        self.done = done;
-        // The epochs up to the newest with anything done had been begun.
-        self.epoch = self.done.epochs.last_key_value().map_or(0, |(epoch, _)| *epoch);
-        for epoch in 0..=self.epoch {
-            for shard in 0..self.shards.len() as u32 {
-                self.make_wait(TaskId::train(epoch, shard));
+        self.reopen()
+    }
+
+    /// Goes on from what a ledger holds. To be called before the first shard is added.
+    pub fn load(&mut self, now: Duration, book: &Book) {
+        assert!(self.shards.is_empty(), "a ledger is read first");
+        self.covered = book.covered.clone();
+        self.recent = book.recent.clone();
+        let lease = |(id, worker): &(LeaseId, WorkerId)| Lease { id: *id, worker: *worker, renewed: now };
+        self.leased = book.leased.iter().map(|(task, held)| (*task, lease(held))).collect();
+        // The epochs up to the newest with anything done or begun had been begun.
+        let open = self.recent.keys().chain(self.leased.keys()).map(|task| task.epoch);
+        self.epoch = open.chain(self.covered.epochs.keys().copied()).max().unwrap_or(0);
+    }
+
+    /// What a checkpoint with these files covers: done tasks whose every batch is in every file. When they
+    /// were done says nothing.
+    pub fn covered_by(&self, files: &FileMarks) -> Done {
+        let mut covered = self.covered.clone();
+        for (task, finished) in &self.recent {
+            let mark = |marks: &BTreeMap<TaskId, u64>| marks.get(task).copied().unwrap_or(0);
+            if files.values().all(|marks| mark(marks) >= finished.batches) {
+                covered.add(*task, *finished);
             }
         }
-        self.begin_epochs();
+        covered
+    }
+
+    /// A checkpoint that covers these tasks is committed.
+    pub fn commit(&mut self, covered: Done) {
+        self.recent.retain(|task, _| !covered.contains(*task));
+        self.covered = covered;
     }
 
     /// Whether every task of every epoch is done.
     pub fn is_complete(&self) -> bool {
-        self.indexed && self.done.tasks() == u64::from(self.epochs) * self.shards.len() as u64
+        self.indexed && self.covered.tasks() + self.recent.len() as u64 == self.tasks_total()
     }
 
-    /// What is done.
-    pub fn done(&self) -> &Done {
-        &self.done
+    /// Whether the committed checkpoint covers every task of every epoch.
+    pub fn is_covered(&self) -> bool {
+        self.indexed && self.covered.tasks() == self.tasks_total()
+    }
+
+    /// What the committed checkpoint covers.
+    pub fn covered(&self) -> &Done {
+        &self.covered
+    }
+
+    /// Whether a task is done.
+    pub fn is_done(&self, task: TaskId) -> bool {
+        self.recent.contains_key(&task) || self.covered.contains(task)
+    }
+
+    /// Whether any task is with a worker.
+    pub fn any_leased(&self) -> bool {
+        !self.leased.is_empty()
     }
 
     /// The task and lease that a worker holds, the oldest first.
@@ -252,12 +349,14 @@ impl Tasks {
 
     /// Records trained: of done tasks exactly, of open ones as far as reported.
     pub fn records(&self) -> u64 {
-        self.done.records + self.partial.values().sum::<u64>()
+        let recent: u64 = self.recent.values().map(|finished| finished.records).sum();
+        self.covered.records + recent + self.partial.values().sum::<u64>()
     }
 
     /// Malformed records met.
     pub fn bad_records(&self) -> u64 {
-        self.done.bad_records + self.bad.values().sum::<u64>()
+        let recent: u64 = self.recent.values().map(|finished| finished.bad_records).sum();
+        self.covered.bad_records + recent + self.bad.values().sum::<u64>()
     }
 
     /// Records of all epochs, where that is known already.
@@ -276,7 +375,7 @@ impl Tasks {
         TaskCounts {
             todo: (self.todo.len() + self.again.len()) as u64,
             leased: self.leased.len() as u64,
-            done: self.done.tasks(),
+            done: self.covered.tasks() + self.recent.len() as u64,
         }
     }
 
@@ -287,15 +386,24 @@ impl Tasks {
         }
     }
 
+    fn tasks_total(&self) -> u64 {
+        u64::from(self.epochs) * self.shards.len() as u64
+    }
+
     fn make_wait(&mut self, task: TaskId) {
-        if self.done.contains(task) {
+        let waits = self.again.contains(&(task.epoch, self.key(task), task.shard));
+        if waits || self.is_done(task) || self.leased.contains_key(&task) {
             return;
         }
-        if task.epoch == self.epoch && !self.partial.contains_key(&task) {
+        if task.epoch == self.epoch {
             self.todo.insert((self.key(task), task.shard));
         } else {
-            self.again.insert(task);
+            self.make_wait_again(task);
         }
+    }
+
+    fn make_wait_again(&mut self, task: TaskId) {
+        self.again.insert((task.epoch, self.key(task), task.shard));
     }
 
     fn key(&self, task: TaskId) -> u64 {
@@ -320,7 +428,7 @@ impl Tasks {
         let ended: Vec<TaskId> = self.leased.iter().filter(|(_, l)| ends(l)).map(|(t, _)| *t).collect();
         for task in &ended {
             self.leased.remove(task);
-            self.again.insert(*task);
+            self.make_wait_again(*task);
         }
         ended
     }

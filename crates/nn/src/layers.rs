@@ -11,6 +11,7 @@ pub(crate) mod fm;
 pub(crate) mod lanes;
 pub(crate) mod linear;
 pub(crate) mod loss;
+pub(crate) mod matrix;
 
 /// Evaluates `$body` with `$dim` a constant where it is a usual one, so that its loops over a row
 /// become straight vector code.

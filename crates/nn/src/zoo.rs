@@ -3,6 +3,7 @@
 //! All of them share one table, `embedding`, for every categorical field: a field's name salts
 //! its ids, so that its values have rows of their own.
 
+mod counting;
 mod deepfm;
 mod lr;
 mod wide_deep;
@@ -21,19 +22,24 @@ pub fn build(spec: &ModelSpec, numeric_fields: usize, categorical_fields: usize)
     if numeric_fields + categorical_fields == 0 {
         return Err(zero("the number of fields"));
     }
-    if spec.zoo != Zoo::Lr && spec.embedding_dim == 0 {
+    if spec.zoo == Zoo::Counting && categorical_fields == 0 {
+        return Err(zero("the number of categorical fields"));
+    }
+    let is_deep = matches!(spec.zoo, Zoo::WideDeep | Zoo::Deepfm);
+    if is_deep && spec.embedding_dim == 0 {
         return Err(zero("model.embedding_dim"));
     }
-    if spec.zoo != Zoo::Lr && spec.hidden.contains(&0) {
+    if is_deep && spec.hidden.contains(&0) {
         return Err(zero("every width in model.hidden"));
     }
-    if spec.zoo != Zoo::Lr && spec.hidden.is_empty() {
+    if is_deep && spec.hidden.is_empty() {
         return Err(zero("the number of widths in model.hidden"));
     }
     Ok(match spec.zoo {
         Zoo::Lr => Box::new(lr::classifier(numeric_fields, categorical_fields)),
         Zoo::WideDeep => Box::new(wide_deep::classifier(spec, numeric_fields, categorical_fields)),
         Zoo::Deepfm => Box::new(deepfm::classifier(spec, numeric_fields, categorical_fields)),
+        Zoo::Counting => Box::new(counting::Counting::new(categorical_fields)),
     })
 }
 
@@ -134,6 +140,7 @@ mod tests {
             (spec(Zoo::Deepfm, 0, &[4]), 3, "model.embedding_dim"),
             (spec(Zoo::Deepfm, 4, &[4, 0]), 3, "every width in model.hidden"),
             (spec(Zoo::WideDeep, 4, &[]), 3, "the number of widths in model.hidden"),
+            (spec(Zoo::Counting, 4, &[4]), 0, "the number of fields"),
         ] {
             let error = build(&spec, 0, fields).err().expect("nothing to compute");
             assert_eq!(error, Error::Zero { zoo: spec.zoo, what: what.into() });

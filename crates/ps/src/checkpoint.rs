@@ -32,10 +32,10 @@ use crate::audit::Audit;
 use crate::closed::Closed;
 use crate::marks::Open;
 
-pub use read::{read_head, restore, verify};
+pub use read::{decode, decode_head, read_head, restore, verify};
 pub use rows::{Piece, Reader};
 pub use snapshot::Snapshot;
-pub use write::{sync, write};
+pub use write::{encode, sync, write};
 
 /// The version of the format that is written. Older ones stay readable; newer ones are refused.
 pub const FORMAT: u32 = 1;

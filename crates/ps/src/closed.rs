@@ -7,13 +7,52 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+type Ranges = Vec<(u32, u32)>;
+
 /// Closed shards by epoch, as ranges (first and last) in growing order.
 ///
 /// Invariant: two ranges of an epoch neither overlap nor touch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(try_from = "BTreeMap<u32, Ranges>", into = "BTreeMap<u32, Ranges>")]
 pub struct Closed {
-    epochs: BTreeMap<u32, Vec<(u32, u32)>>,
+    epochs: BTreeMap<u32, Ranges>,
+}
+
+impl TryFrom<BTreeMap<u32, Ranges>> for Closed {
+    type Error = String;
+
+    /// Ranges from elsewhere: in any order, and refused where one ends before it begins.
+    fn try_from(epochs: BTreeMap<u32, Ranges>) -> Result<Self, String> {
+        let mut closed = Closed::default();
+        for (epoch, ranges) in epochs {
+            if let Some((first, last)) = ranges.iter().find(|(first, last)| first > last) {
+                return Err(format!("shards {first} to {last} of epoch {epoch} are no range"));
+            }
+            if !ranges.is_empty() {
+                closed.epochs.insert(epoch, joined(ranges));
+            }
+        }
+        Ok(closed)
+    }
+}
+
+impl From<Closed> for BTreeMap<u32, Ranges> {
+    fn from(closed: Closed) -> Self {
+        closed.epochs
+    }
+}
+
+/// The same shards in ranges that neither overlap nor touch.
+fn joined(mut ranges: Ranges) -> Ranges {
+    ranges.sort_unstable();
+    let mut joined = Ranges::new();
+    for (first, last) in ranges {
+        match joined.last_mut() {
+            Some((_, end)) if first <= end.saturating_add(1) => *end = last.max(*end),
+            _ => joined.push((first, last)),
+        }
+    }
+    joined
 }
 
 impl Closed {
@@ -41,6 +80,16 @@ impl Closed {
             (true, false) => ranges[after - 1].1 = shard,
             (false, true) => ranges[after].0 = shard,
             (false, false) => ranges.insert(after, (shard, shard)),
+        }
+    }
+
+    /// Closes all that `other` has closed.
+    pub fn merge(&mut self, other: &Closed) {
+        for (epoch, ranges) in &other.epochs {
+            let mine = self.epochs.entry(*epoch).or_default();
+            let mut all = std::mem::take(mine);
+            all.extend(ranges);
+            *mine = joined(all);
         }
     }
 
@@ -81,7 +130,32 @@ mod tests {
         assert_eq!(closed.epochs[&0], [(0, 0), (u32::MAX - 1, u32::MAX)]);
     }
 
+    #[test]
+    fn ranges_from_elsewhere_are_put_in_order_or_refused() {
+        let closed: Closed = serde_json::from_str(r#"{"0":[[5,6],[0,2],[3,3]],"7":[]}"#).unwrap();
+        assert_eq!(closed.epochs[&0], [(0, 3), (5, 6)]);
+        assert_eq!(serde_json::to_string(&closed).unwrap(), r#"{"0":[[0,3],[5,6]]}"#);
+        let error = serde_json::from_str::<Closed>(r#"{"1":[[3,2]]}"#).unwrap_err();
+        assert!(error.to_string().contains("shards 3 to 2 of epoch 1 are no range"), "{error}");
+    }
+
     proptest! {
+        #[test]
+        fn merging_is_the_union_of_sets(
+            mine in proptest::collection::vec(0..60u32, 0..60),
+            theirs in proptest::collection::vec(0..60u32, 0..60),
+        ) {
+            let of = |shards: &[u32]| {
+                let mut closed = Closed::default();
+                shards.iter().for_each(|s| closed.insert(1, *s));
+                closed
+            };
+            let mut merged = of(&mine);
+            merged.merge(&of(&theirs));
+            let all = of(&[mine, theirs].concat());
+            prop_assert_eq!(merged.epochs.get(&1), all.epochs.get(&1));
+        }
+
         #[test]
         fn ranges_behave_like_a_set(shards in proptest::collection::vec(0..60u32, 0..60)) {
             let mut closed = Closed::default();

@@ -70,6 +70,9 @@ pub enum Error {
     /// The master's plan cannot be read.
     #[error("reading the plan that the master sent")]
     Plan(#[from] serde_json::Error),
+    /// The master's list of covered tasks cannot be read, so that nothing was written.
+    #[error("reading which tasks the last checkpoint covers")]
+    Covered(#[source] serde_json::Error),
     /// No master for longer than the job allows.
     #[error("heard of no master at {master} for {after:?}, so this server ends itself")]
     Orphaned {
@@ -119,7 +122,11 @@ impl Error {
             | Error::Foreign { .. }
             | Error::NotFinite { .. }
             | Error::OtherJob { .. } => Kind::User,
-            Error::Misfit { .. } | Error::Plan(_) | Error::Torn { .. } | Error::Panicked(_) => Kind::Bug,
+            Error::Misfit { .. }
+            | Error::Plan(_)
+            | Error::Covered(_)
+            | Error::Torn { .. }
+            | Error::Panicked(_) => Kind::Bug,
             Error::Wire(e) => e.kind(),
             Error::Orphaned { .. } => Kind::Retry,
         }

@@ -94,6 +94,12 @@ impl Marks {
         self.closed.insert(task.epoch, task.shard);
     }
 
+    /// Committed checkpoints cover all these tasks.
+    pub fn close_all(&mut self, covered: &Closed) {
+        self.open.retain(|task, _| !covered.contains(task.epoch, task.shard));
+        self.closed.merge(covered);
+    }
+
     /// Open tasks with their marks and leases.
     pub fn open(&self) -> &BTreeMap<TaskId, Open> {
         &self.open
@@ -150,5 +156,23 @@ mod tests {
         assert!(marks.open().is_empty());
         assert_eq!(marks.fence(TASK, lease(1)), (Status::Ok, MARK_CLOSED));
         assert_eq!(marks.judge(TASK, 7, lease(1)), (Status::Duplicate, MARK_CLOSED));
+    }
+
+    #[test]
+    fn a_closed_set_takes_its_tasks_out_of_the_open_ones() {
+        let mut marks = Marks::default();
+        for shard in 0..4 {
+            marks.fence(TaskId::train(0, shard), lease(1));
+        }
+        marks.close(TaskId::train(0, 0));
+        let mut covered = Closed::default();
+        for shard in [0, 1, 3] {
+            covered.insert(0, shard);
+        }
+        for _ in 0..2 {
+            marks.close_all(&covered);
+            assert_eq!(marks.open().keys().collect::<Vec<_>>(), [&TaskId::train(0, 2)]);
+            assert_eq!(marks.closed(), &covered);
+        }
     }
 }

@@ -4,13 +4,17 @@
 //! reads no clock; one caller at a time. A push is all or nothing: whatever can be wrong with it is found
 //! before the first row changes, and rows, mark, version and audit change in one place.
 
+mod stage;
+
 use std::sync::Arc;
 
 use elasticdl_spec::placement::partition_of_row;
 use elasticdl_spec::{LeaseId, PartitionId, Purpose, TaskId};
 use elasticdl_wire::ps::{Answer, PushHeader, Status};
 
+use self::stage::Stage;
 use crate::audit::Audit;
+use crate::closed::Closed;
 use crate::error::{Error, Result};
 use crate::marks::Marks;
 use crate::model::Model;
@@ -30,6 +34,8 @@ pub struct Partition {
     /// The tensors that live here, in the order of the model.
     tensors: Vec<Tensor>,
     memory: Memory,
+    /// What waits to be committed. It is not remembered: no checkpoint holds it.
+    stage: Stage,
 }
 
 /// What a partition remembers besides rows and tensors.
@@ -80,6 +86,7 @@ impl Partition {
                 .map(|i| Tensor::new(shape.tensors[*i].clone(), seed, &optimizer))
                 .collect(),
             memory: Memory::default(),
+            stage: Stage::default(),
             optimizer,
             model,
         }
@@ -160,6 +167,17 @@ impl Partition {
     /// What does not fit the model and what is not finite is refused as a whole: nothing changes, the
     /// mark stays.
     pub fn push(&mut self, push: &Push<'_>) -> Result<Answer> {
+        let judged = self.judge(push)?;
+        if judged.status != Status::Ok {
+            return Ok(judged);
+        }
+        let mark = self.apply(push);
+        Ok(self.answer(Status::Ok, mark))
+    }
+
+    /// Whether the turn of a batch has come; `Ok` only where nothing is wrong with it. In any case its
+    /// lease is known from now on.
+    fn judge(&mut self, push: &Push<'_>) -> Result<Answer> {
         let PushHeader { task, batch, lease, .. } = push.header;
         self.check_purpose(task)?;
         self.check_shape(push)?;
@@ -169,8 +187,6 @@ impl Partition {
         let (status, mark) = self.memory.marks.judge(task, batch, lease);
         if status == Status::Ok {
             self.check_values(push)?;
-            let mark = self.apply(push);
-            return Ok(self.answer(Status::Ok, mark));
         }
         // A gap or a duplicate under a newer lease tells of that lease all the same.
         self.memory.marks.fence(task, lease);
@@ -183,6 +199,11 @@ impl Partition {
             assert_eq!(task.purpose, Purpose::Train, "only training tasks have marks");
             self.memory.marks.close(task);
         }
+    }
+
+    /// The same for all tasks of a closed set, which may hold those that were closed before.
+    pub fn close_all(&mut self, covered: &Closed) {
+        self.memory.marks.close_all(covered);
     }
 
     /// The only place where rows, tensors, mark, version and audit change.

@@ -9,9 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use elasticdl_spec::{PartitionId, TaskId};
+use elasticdl_wire::failpoint;
 use serde::Serialize;
 
 use crate::checkpoint::{self, Snapshot, Sum};
+use crate::closed::Closed;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::partition::Partition;
@@ -41,7 +43,7 @@ pub struct Gauges {
 }
 
 /// A partition's file as it is on disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
     /// The partition.
     pub partition: PartitionId,
@@ -49,6 +51,8 @@ pub struct Written {
     pub incarnation: u64,
     /// Length and checksum.
     pub sum: Sum,
+    /// Open tasks with their marks, as the file has them.
+    pub marks: Vec<(TaskId, u64)>,
 }
 
 impl Partitions {
@@ -92,8 +96,8 @@ impl Partitions {
     }
 
     /// Closes tasks in every partition: committed checkpoints cover them.
-    pub fn close(&self, tasks: &[TaskId]) {
-        self.each(|p| p.close(tasks.iter().copied()));
+    pub fn close(&self, covered: &Closed) {
+        self.each(|p| p.close_all(covered));
     }
 
     /// What there is to tell.
@@ -122,9 +126,14 @@ impl Partitions {
         let mut written = Vec::new();
         for partition in self.ids() {
             let snapshot = self.with(partition, |p| Snapshot::take(p)).ok_or(Error::Torn { partition })?;
+            if failpoint::reached("ps.cut") {
+                let broken = std::io::Error::other("a failpoint says so");
+                return Err(Error::io(format!("writing the checkpoint of {partition}"), broken));
+            }
             let incarnation = snapshot.head().incarnation;
+            let marks = snapshot.head().marks.iter().map(|(task, open)| (*task, open.mark)).collect();
             let sum = checkpoint::write(snapshot, dir)?;
-            written.push(Written { partition, incarnation, sum });
+            written.push(Written { partition, incarnation, sum, marks });
         }
         checkpoint::sync(dir)?;
         Ok(written)
@@ -173,6 +182,24 @@ mod tests {
         let error = partitions.gauges().unwrap_err();
         assert!(matches!(error, Error::Torn { partition: PartitionId(1) }), "{error}");
         assert!(partitions.write_checkpoint(Path::new("/nowhere")).is_err());
+    }
+
+    #[test]
+    fn what_is_written_tells_the_marks_of_open_tasks_and_none_of_closed_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let partitions = Partitions::new(model());
+        partitions.open(Partition::new(model(), PartitionId(1), 4));
+        let lease = elasticdl_spec::LeaseId { term: 1, n: 1 };
+        for shard in 0..3 {
+            partitions.with(PartitionId(1), |p| p.fence(TaskId::train(2, shard), lease, 4).unwrap());
+        }
+        let mut covered = Closed::default();
+        covered.insert(2, 1);
+        partitions.close(&covered);
+        let written = partitions.write_checkpoint(dir.path()).unwrap();
+        assert_eq!(written.len(), 1);
+        assert_eq!((written[0].partition, written[0].incarnation), (PartitionId(1), 4));
+        assert_eq!(written[0].marks, [(TaskId::train(2, 0), 0), (TaskId::train(2, 2), 0)]);
     }
 
     #[test]

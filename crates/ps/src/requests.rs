@@ -5,6 +5,7 @@
 
 use elasticdl_spec::PartitionId;
 use elasticdl_wire as wire;
+use elasticdl_wire::failpoint;
 use elasticdl_wire::frame::{Frame, Limits, Payload};
 use elasticdl_wire::ps::{self, Answer, PullMode, Status, kind};
 
@@ -38,7 +39,9 @@ impl<'p> Requests<'p> {
     pub fn answer(&mut self, request: &Frame, reply: &mut Frame) -> Result<()> {
         match request.kind() {
             kind::PULL => self.pull(request, reply),
-            kind::PUSH => self.push(request, reply),
+            kind::PUSH => self.push(request, reply, Partition::push),
+            kind::STAGE => self.push(request, reply, Partition::stage),
+            kind::COMMIT => self.commit(request, reply),
             kind::FENCE => self.fence(request, reply),
             other => Err(wire::Error::Malformed(format!("{other:#x} is no request")).into()),
         }
@@ -75,7 +78,13 @@ impl<'p> Requests<'p> {
         Ok(())
     }
 
-    fn push(&mut self, request: &Frame, reply: &mut Frame) -> Result<()> {
+    /// A PUSH or a STAGE: what becomes of each part is `land`'s business.
+    fn push(
+        &mut self,
+        request: &Frame,
+        reply: &mut Frame,
+        land: fn(&mut Partition, &Push<'_>) -> Result<Answer>,
+    ) -> Result<()> {
         let model = self.partitions.model();
         let mut tables = emptied(std::mem::take(&mut self.tables));
         let mut tensors = emptied(std::mem::take(&mut self.tensors));
@@ -89,15 +98,39 @@ impl<'p> Requests<'p> {
 
         payload = first;
         self.answers.clear();
-        for _ in 0..parts {
+        for part in 0..parts {
+            if part > 0 && request.kind() == kind::PUSH {
+                between_partitions()?;
+            }
             let (id, incarnation) = take_push_part(&mut payload, model, &mut tables, &mut tensors)?;
             let push = Push { header, incarnation, tables: &tables, tensors: &tensors };
-            let answer = self.partitions.with(id, |p| p.push(&push)).unwrap_or(Ok(not_here(id)))?;
+            let answer = self.partitions.with(id, |p| land(p, &push)).unwrap_or(Ok(not_here(id)))?;
             self.answers.push(answer);
         }
         self.tables = emptied(tables);
         self.tensors = emptied(tensors);
         self.partitions.count_push();
+        ps::answers(reply, kind::PUSHED, request.request(), &self.answers);
+        Ok(())
+    }
+
+    fn commit(&mut self, request: &Frame, reply: &mut Frame) -> Result<()> {
+        let mut payload = request.payload();
+        let (_, parts) = ps::take_commit(&mut payload)?;
+        payload.take_all(2 * parts)?;
+        payload.end()?;
+
+        let mut payload = request.payload();
+        let (commit, _) = ps::take_commit(&mut payload)?;
+        self.answers.clear();
+        for part in 0..parts {
+            if part > 0 {
+                between_partitions()?;
+            }
+            let (id, incarnation) = ps::take_part(&mut payload)?;
+            let committed = self.partitions.with(id, |p| p.commit(commit, incarnation));
+            self.answers.push(committed.unwrap_or(Ok(not_here(id)))?);
+        }
         ps::answers(reply, kind::PUSHED, request.request(), &self.answers);
         Ok(())
     }
@@ -119,6 +152,15 @@ impl<'p> Requests<'p> {
         ps::answers(reply, kind::FENCED, request.request(), &self.answers);
         Ok(())
     }
+}
+
+/// One partition has applied a batch, and the next one has not.
+fn between_partitions() -> Result<()> {
+    if failpoint::reached("ps.between_partitions") {
+        let broken = std::io::Error::other("a failpoint says so");
+        return Err(wire::Error::io("applying a push", broken).into());
+    }
+    Ok(())
 }
 
 /// Reads a whole PULL and tells how many words its answer can have.
@@ -210,9 +252,11 @@ fn emptied<T, U>(mut items: Vec<T>) -> Vec<U> {
 
 #[cfg(test)]
 mod tests {
+    use elasticdl_spec::{LeaseId, TaskId};
+    use proptest::prelude::*;
+
     use super::*;
     use crate::test_model::model;
-    use proptest::prelude::*;
 
     fn partitions() -> Partitions {
         let partitions = Partitions::new(model());
@@ -228,13 +272,57 @@ mod tests {
         assert_eq!((again.len(), again.capacity(), again.as_ptr() as usize), (0, 100, place));
     }
 
+    /// A frame with an empty batch for these partitions.
+    fn stage(frame: &mut Frame, parts: &[u32]) {
+        let lease = LeaseId { term: 1, n: 1 };
+        ps::begin_stage(
+            frame,
+            7,
+            ps::PushHeader { task: TaskId::train(0, 0), batch: 0, lease, records: 0 },
+            parts.len(),
+        );
+        for part in parts {
+            ps::put_part(frame, PartitionId(*part), 1);
+            frame.put_all(&[0, 0, 0]);
+            for tensor in model().tensors_of(PartitionId(*part)).unwrap() {
+                frame.put_floats(&vec![0.0; model().shape.tensors[*tensor].len()]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_batch_is_staged_and_committed_by_frames() {
+        let partitions = partitions();
+        let mut requests = Requests::new(&partitions, Limits::default());
+        let (mut frame, mut reply) = (Frame::default(), Frame::default());
+        let mut answers = |frame: &Frame| {
+            requests.answer(frame, &mut reply).unwrap();
+            ps::expect(&reply, kind::PUSHED, 7).unwrap();
+            let answers = ps::take_answers(reply.payload()).unwrap();
+            answers.into_iter().map(|a| (a.partition.0, a.status, a.mark)).collect::<Vec<_>>()
+        };
+        stage(&mut frame, &[0, 2]);
+        assert_eq!(answers(&frame), [(0, Status::Ok, 0), (2, Status::Ok, 0)]);
+        let lease = LeaseId { term: 1, n: 1 };
+        let commit = ps::Commit { task: TaskId::train(0, 0), batch: 0, lease };
+        let parts = [0, 1, 2, 3].map(|p| (PartitionId(p), 1));
+        ps::commit(&mut frame, 7, commit, &parts);
+        assert_eq!(
+            answers(&frame),
+            [(0, Status::Ok, 1), (1, Status::NotStaged, 0), (2, Status::Ok, 1), (3, Status::NotHere, 0)]
+        );
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
         /// Goal: whatever a frame holds, it is answered or refused: no panic, no half-changed partition.
         #[test]
         fn any_words_are_answered_or_refused(
-            request in prop_oneof![Just(kind::PULL), Just(kind::PUSH), Just(kind::FENCE), any::<u32>()],
+            request in prop_oneof![
+                Just(kind::PULL), Just(kind::PUSH), Just(kind::FENCE), Just(kind::STAGE), Just(kind::COMMIT),
+                any::<u32>(),
+            ],
             words in proptest::collection::vec(prop_oneof![8 => 0..4u64, 1 => any::<u64>()], 0..60),
         ) {
             let partitions = partitions();

@@ -11,13 +11,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use elasticdl_spec::{Kind, PartitionId, Plan, ServerId};
+use elasticdl_spec::{Kind, PartitionId, Plan, ServerId, TaskId};
 use elasticdl_wire::client::{self, Client};
 use elasticdl_wire::control::beat_reply::What;
 use elasticdl_wire::control::{
-    Assignment, BeatReply, BeatRequest, CheckpointWrittenRequest, JoinReply, JoinRequest, Member,
+    Assignment, BeatReply, BeatRequest, CheckpointWrittenRequest, File, JoinReply, JoinRequest, Mark, Member,
     ReadyRequest, Role, WriteCheckpoint,
 };
+use elasticdl_wire::failpoint;
 use elasticdl_wire::retry::Backoff;
 use elasticdl_wire::{self as wire, Token};
 use tokio::signal::unix::{SignalKind, signal};
@@ -26,6 +27,7 @@ use tonic::{Code, Response, Status};
 use tracing::{info, warn};
 
 use crate::checkpoint::{self, Sum};
+use crate::closed::Closed;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::partition::Partition;
@@ -142,10 +144,24 @@ struct Checkpoint {
 impl Checkpoint {
     fn start(command: u64, order: WriteCheckpoint, partitions: &Arc<Partitions>) -> Self {
         let partitions = Arc::clone(partitions);
-        let dir = PathBuf::from(order.dir);
-        let work = tokio::task::spawn_blocking(move || partitions.write_checkpoint(&dir));
-        Checkpoint { command, checkpoint: order.checkpoint, work }
+        let checkpoint = order.checkpoint;
+        let work = tokio::task::spawn_blocking(move || write(&partitions, &order));
+        Checkpoint { command, checkpoint, work }
     }
+}
+
+/// Closes what earlier checkpoints cover, then writes this one.
+fn write(partitions: &Partitions, order: &WriteCheckpoint) -> Result<Vec<Written>> {
+    if !order.covered.is_empty() {
+        let covered: Closed = serde_json::from_str(&order.covered).map_err(Error::Covered)?;
+        partitions.close(&covered);
+    }
+    let written = partitions.write_checkpoint(Path::new(&order.dir))?;
+    if failpoint::reached("ps.durable") {
+        let broken = std::io::Error::other("a failpoint says so");
+        return Err(Error::io("telling the master of a checkpoint", broken));
+    }
+    Ok(written)
 }
 
 /// What a join has told.
@@ -166,6 +182,8 @@ struct Link {
     /// Since when calls fail; `None` while the master answers.
     silent_since: Option<Instant>,
     orphan: Duration,
+    /// How long it took to open the partitions last time.
+    loading: Duration,
 }
 
 impl Link {
@@ -179,6 +197,7 @@ impl Link {
             backoff: Backoff::new(Duration::from_millis(20), Duration::from_secs(1), pid.into()),
             silent_since: None,
             orphan: FIRST_JOIN,
+            loading: Duration::ZERO,
         })
     }
 
@@ -197,7 +216,9 @@ impl Link {
         if Model::of(&joined.plan) != **partitions.model() {
             return Err(Error::OtherJob { master: self.master.clone() });
         }
+        let begun = Instant::now();
         let opening = in_background("opening partitions", partitions, move |p| open(p, &joined)).await?;
+        self.loading = begun.elapsed();
         let Err(error) = opening else { return Ok(()) };
         let request = ReadyRequest {
             member: Some(self.member),
@@ -222,6 +243,7 @@ impl Link {
         let request = ReadyRequest {
             member: Some(self.member),
             partitions: held.map(assignment).collect(),
+            load_ms: u32::try_from(self.loading.as_millis()).unwrap_or(u32::MAX),
             ..ReadyRequest::default()
         };
         let call = |mut client: Client, request| async move { client.ready(request).await };
@@ -234,7 +256,7 @@ impl Link {
 
     async fn checkpoint_written(&mut self, checkpoint: u64, written: Result<Vec<Written>>) -> Result<()> {
         let (files, error) = match written {
-            Ok(files) => (files.into_iter().map(to_assignment).collect(), String::new()),
+            Ok(files) => (files.into_iter().map(to_file).collect(), String::new()),
             Err(error) => {
                 warn!(checkpoint, error = %error.chain(), "checkpoint failed");
                 (Vec::new(), error.chain())
@@ -328,9 +350,16 @@ fn opened(model: &Arc<Model>, assignment: &Assignment, restore_from: Option<&Pat
     }
 }
 
-fn to_assignment(written: Written) -> Assignment {
-    let Written { partition, incarnation, sum } = written;
-    Assignment { partition: partition.0, incarnation, bytes: sum.bytes, crc32: sum.crc32 }
+fn to_file(written: Written) -> File {
+    let Written { partition, incarnation, sum, marks } = written;
+    let mark = |(task, mark): (TaskId, u64)| Mark { epoch: task.epoch, shard: task.shard, mark };
+    File {
+        partition: partition.0,
+        incarnation,
+        bytes: sum.bytes,
+        crc32: sum.crc32,
+        marks: marks.into_iter().map(mark).collect(),
+    }
 }
 
 /// Whether the master says that it has never heard of this server, so that it must join again.

@@ -272,9 +272,16 @@ async fn pull_one(address: &str, incarnation: u64) -> f32 {
     payload.take_floats(1).unwrap()[0]
 }
 
-fn order_checkpoint(master: &Scripted, command: u64, dir: &Path) {
-    let order = WriteCheckpoint { checkpoint: command, dir: dir.display().to_string() };
+fn order_checkpoint(master: &Scripted, command: u64, dir: &Path, covered: &str) {
+    let (dir, covered) = (dir.display().to_string(), covered.into());
+    let order = WriteCheckpoint { checkpoint: command, dir, covered };
     master.edit(|s| s.orders.insert(command, What::WriteCheckpoint(order)));
+}
+
+/// A file as the partition's next life is to find it.
+fn in_next_life(file: &File) -> Assignment {
+    let &File { partition, incarnation, bytes, crc32, .. } = file;
+    Assignment { partition, incarnation: incarnation + 1, bytes, crc32 }
 }
 
 async fn written(master: &Scripted, checkpoint: u64) -> CheckpointWrittenRequest {
@@ -306,9 +313,11 @@ async fn a_server_joins_serves_writes_leaves_and_the_next_one_goes_on_from_there
         "{gauges}"
     );
 
-    order_checkpoint(&master, 5, dir.path());
+    order_checkpoint(&master, 5, dir.path(), "");
     let files = written(&master, 5).await;
     assert_eq!((files.error.as_str(), files.files.len()), ("", 2));
+    assert_eq!(files.files[0].marks, [Mark { epoch: 0, shard: 0, mark: 1 }]);
+    assert!(files.files[1].marks.is_empty(), "partition 1 was never pushed to");
     master.until("the command seen", |s| s.beats.iter().any(|b| b.command_seen == 5).then_some(())).await;
     assert_eq!(master.edit(|s| s.written.len()), 1, "a command is carried out once");
     master.edit(|s| s.orders.insert(6, What::Leave(true)));
@@ -318,7 +327,7 @@ async fn a_server_joins_serves_writes_leaves_and_the_next_one_goes_on_from_there
         s.orders.clear();
         s.readies.clear();
         s.restore_from = dir.path().display().to_string();
-        s.assignments = files.files.iter().map(|f| Assignment { incarnation: 2, ..*f }).collect();
+        s.assignments = files.files.iter().map(in_next_life).collect();
     });
     let second = start_server(life.address, SECRET);
     let ready = master.until("ready", |s| s.readies.first().cloned()).await;
@@ -330,6 +339,31 @@ async fn a_server_joins_serves_writes_leaves_and_the_next_one_goes_on_from_there
     assert_eq!((again.status, again.mark), (ps::Status::Duplicate, 1), "marks are restored too");
     master.edit(|s| s.orders.insert(7, What::Leave(true)));
     ended(second).await.unwrap();
+}
+
+#[tokio::test]
+async fn covered_tasks_are_closed_before_a_checkpoint_is_cut_and_nonsense_fails_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let master = Scripted::new("20s");
+    let life = master.start(local());
+    let server = start_server(life.address, SECRET);
+    let address = master.until("a beat", |s| s.beats.first().map(|_| s.joins[0].address.clone())).await;
+    push_one(&address, 1).await;
+    order_checkpoint(&master, 1, dir.path(), "all of them");
+    let failed = written(&master, 1).await;
+    assert!(
+        failed.error.starts_with("reading which tasks the last checkpoint covers: expected value"),
+        "{}",
+        failed.error
+    );
+    order_checkpoint(&master, 2, dir.path(), r#"{"0":[[0,9]]}"#);
+    let files = written(&master, 2).await;
+    assert_eq!(files.error, "");
+    assert!(files.files.iter().all(|file| file.marks.is_empty()), "{files:?}");
+    let again = push_one(&address, 1).await;
+    assert_eq!((again.status, again.mark), (ps::Status::Duplicate, u64::MAX), "the task is closed");
+    master.edit(|s| s.orders.insert(3, What::Leave(true)));
+    ended(server).await.unwrap();
 }
 
 #[tokio::test]
@@ -359,11 +393,11 @@ async fn a_checkpoint_that_cannot_be_written_is_an_error_and_the_server_lives_on
     let master = Scripted::new("20s");
     let life = master.start(local());
     let server = start_server(life.address, SECRET);
-    order_checkpoint(&master, 1, &dir.path().join("missing"));
+    order_checkpoint(&master, 1, &dir.path().join("missing"), "");
     let failed = written(&master, 1).await;
     assert!(failed.error.contains("missing/partition-000.arrow: No such file"), "{}", failed.error);
     assert!(failed.files.is_empty());
-    order_checkpoint(&master, 2, dir.path());
+    order_checkpoint(&master, 2, dir.path(), "");
     assert_eq!(written(&master, 2).await.files.len(), 2);
     master.edit(|s| s.orders.insert(3, What::Leave(true)));
     ended(server).await.unwrap();

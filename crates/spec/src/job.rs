@@ -33,6 +33,19 @@ pub struct JobSpec {
     pub limits: LimitsSpec,
 }
 
+impl JobSpec {
+    /// Whether every outcome is the same to the bit, whatever dies on the way: each batch is computed from
+    /// weights that hold all batches before it, and steps are staged on all partitions before any applies.
+    pub fn is_deterministic(&self) -> bool {
+        self.train.staleness == Some(0)
+    }
+
+    /// Batches between their pull and their acknowledged push in a worker.
+    pub fn pipeline_depth(&self) -> usize {
+        if self.is_deterministic() { 1 } else { self.workers.pipeline }
+    }
+}
+
 /// The models that ship.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -43,12 +56,14 @@ pub enum Zoo {
     WideDeep,
     /// DeepFM.
     Deepfm,
+    /// Learns nothing and counts records: shows that each of them counted exactly once.
+    Counting,
 }
 
 impl Zoo {
     /// All of them, by the name used in job files.
-    pub const ALL: [(&'static str, Zoo); 3] =
-        [("lr", Zoo::Lr), ("wide-deep", Zoo::WideDeep), ("deepfm", Zoo::Deepfm)];
+    pub const ALL: [(&'static str, Zoo); 4] =
+        [("lr", Zoo::Lr), ("wide-deep", Zoo::WideDeep), ("deepfm", Zoo::Deepfm), ("counting", Zoo::Counting)];
 }
 
 impl fmt::Display for Zoo {
@@ -111,6 +126,9 @@ pub struct TrainSpec {
     pub optimizer: OptimizerSpec,
     /// `train.seed`
     pub seed: u64,
+    /// `train.staleness`: how many batches the weights that a batch is computed from may lack; `None`: as
+    /// many as workers and their pipelines have under way.
+    pub staleness: Option<u32>,
 }
 
 /// An optimizer with its settings. The formulas are in `ps/src/optimizer/`.
@@ -191,6 +209,8 @@ pub struct LimitsSpec {
     pub lease: Duration,
     /// `limits.orphan`: a worker or server that hears of no master for so long ends itself.
     pub orphan: Duration,
+    /// `limits.silence`: a process that the master has not heard of for so long is ended and started again.
+    pub silence: Duration,
     /// `limits.restarts`: deaths in a row without progress before the job fails.
     pub restarts: u32,
 }

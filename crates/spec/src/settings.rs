@@ -93,18 +93,23 @@ use Fallback::{Required, Unset, Value};
 /// All settings, in the order of `config show`.
 pub const SETTINGS: &[Setting] = &[
     setting("name", Rule::Name, Required, "Name of the job, unique among the jobs of this machine."),
-    setting("model.zoo", Rule::OneOf(&["lr", "wide-deep", "deepfm"]), Required, "Which model is trained."),
+    setting(
+        "model.zoo",
+        Rule::OneOf(&["lr", "wide-deep", "deepfm", "counting"]),
+        Required,
+        "Which model is trained; counting learns nothing and adds 1 to a row for each record.",
+    ),
     setting(
         "model.embedding_dim",
         Rule::Count { min: 1, max: 1024 },
         Value("16"),
-        "Length of an id's vector; lr has none.",
+        "Length of an id's vector; lr and counting have none.",
     ),
     setting(
         "model.hidden",
         Rule::Counts,
         Value("[400, 400, 400]"),
-        "Widths of the deep part's hidden layers; lr has none.",
+        "Widths of the deep part's hidden layers; lr and counting have none.",
     ),
     setting("data.train", Rule::Texts, Required, "Files to train on: paths or globs."),
     setting("data.validate", Rule::Texts, Value("[]"), "Files to judge the model on; never trained on."),
@@ -214,6 +219,12 @@ pub const SETTINGS: &[Setting] = &[
     setting("train.epsilon", Rule::Positive, Value("1e-8"), "adagrad, adam: added to the root."),
     setting("train.seed", count(0), Value("7"), "Of everything that is drawn: initial weights, shuffles."),
     setting(
+        "train.staleness",
+        count(0),
+        Unset,
+        "0: one batch after the other, and an outcome that is the same to the bit whatever dies on the way (one worker); unset: as fast as it goes.",
+    ),
+    setting(
         "evaluate.every",
         Rule::Duration,
         Unset,
@@ -280,6 +291,12 @@ pub const SETTINGS: &[Setting] = &[
         Rule::Duration,
         Value("30s"),
         "A worker or server that hears of no master for so long ends itself.",
+    ),
+    setting(
+        "limits.silence",
+        Rule::Duration,
+        Value("60s"),
+        "A worker or server that the master has not heard of for so long is ended and started again.",
     ),
     setting(
         "limits.restarts",

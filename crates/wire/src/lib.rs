@@ -5,10 +5,12 @@
 //! - [`auth`]: the job's token, which every call carries.
 //! - [`client`]: the master's client with authentication and deadlines.
 //! - [`retry`]: growing pauses.
+//! - [`failpoint`]: where tests make a process die or fail on demand.
 
 pub mod auth;
 pub mod client;
 pub mod error;
+pub mod failpoint;
 pub mod frame;
 pub mod ps;
 pub mod retry;

@@ -13,6 +13,8 @@
 //! | PULLED | n, [partition, status, version, rows per table, tensors if the mode asks for them] × n; rows and tensors only where status is Ok |
 //! | PUSH | task, batch, lease term, lease n, records, n, [partition, incarnation, version pulled, [count, ids, gradients] per table, tensors' gradients] × n |
 //! | PUSHED | n, [partition, status, mark, version] × n |
+//! | STAGE | like PUSH; answered by PUSHED |
+//! | COMMIT | task, batch, lease term, lease n, n, [partition, incarnation] × n; answered by PUSHED |
 //! | FENCE | task, lease term, lease n, n, [partition, incarnation] × n |
 //! | FENCED | like PUSHED |
 //!
@@ -43,6 +45,10 @@ pub mod kind {
     pub const FENCE: u32 = 0xED08;
     /// There.
     pub const FENCED: u32 = 0xED09;
+    /// Gradients of one batch, to be kept until they are committed.
+    pub const STAGE: u32 = 0xED0A;
+    /// All partitions have the batch staged: apply it.
+    pub const COMMIT: u32 = 0xED0B;
 }
 
 /// What a pull is for.
@@ -82,16 +88,19 @@ pub enum Status {
     WrongIncarnation,
     /// The partition is not here.
     NotHere,
+    /// The batch is to be committed and was not staged: send it again.
+    NotStaged,
 }
 
 impl Status {
-    const ALL: [Status; 6] = [
+    const ALL: [Status; 7] = [
         Status::Ok,
         Status::Duplicate,
         Status::Fenced,
         Status::Gap,
         Status::WrongIncarnation,
         Status::NotHere,
+        Status::NotStaged,
     ];
 
     /// Its word.
@@ -161,12 +170,21 @@ pub struct PushHeader {
 
 /// Begins a PUSH; `parts` partitions follow.
 pub fn begin_push(frame: &mut Frame, request: u64, header: PushHeader, parts: usize) {
-    frame.begin(kind::PUSH, request);
+    begin_gradients(frame, kind::PUSH, request, header, parts);
+}
+
+/// Begins a STAGE; `parts` partitions follow, as in a PUSH.
+pub fn begin_stage(frame: &mut Frame, request: u64, header: PushHeader, parts: usize) {
+    begin_gradients(frame, kind::STAGE, request, header, parts);
+}
+
+fn begin_gradients(frame: &mut Frame, kind: u32, request: u64, header: PushHeader, parts: usize) {
+    frame.begin(kind, request);
     let PushHeader { task, batch, lease, records } = header;
     frame.put_all(&[task.as_u64(), batch, lease.term, lease.n, records, parts as u64]);
 }
 
-/// Reads the beginning of a PUSH: its header and how many partitions follow.
+/// Reads the beginning of a PUSH or STAGE: its header and how many partitions follow.
 pub fn take_push(payload: &mut Payload<'_>) -> Result<(PushHeader, usize)> {
     let words = payload.take_all(5)?;
     let header = PushHeader {
@@ -176,6 +194,35 @@ pub fn take_push(payload: &mut Payload<'_>) -> Result<(PushHeader, usize)> {
         records: words[4],
     };
     Ok((header, payload.take_count(3)?))
+}
+
+/// Which staged batch is to be applied, and by what right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Commit {
+    /// The task.
+    pub task: TaskId,
+    /// The batch's index in the task.
+    pub batch: u64,
+    /// The lease of whoever commits; it may be newer than that of whoever staged.
+    pub lease: LeaseId,
+}
+
+/// A COMMIT for these partitions and their incarnations.
+pub fn commit(frame: &mut Frame, request: u64, commit: Commit, parts: &[(PartitionId, u64)]) {
+    frame.begin(kind::COMMIT, request);
+    let Commit { task, batch, lease } = commit;
+    frame.put_all(&[task.as_u64(), batch, lease.term, lease.n, parts.len() as u64]);
+    for &(partition, incarnation) in parts {
+        put_part(frame, partition, incarnation);
+    }
+}
+
+/// Reads the beginning of a COMMIT: what to commit and how many partitions follow.
+pub fn take_commit(payload: &mut Payload<'_>) -> Result<(Commit, usize)> {
+    let words = payload.take_all(4)?;
+    let lease = LeaseId { term: words[2], n: words[3] };
+    let commit = Commit { task: TaskId::from_u64(words[0]), batch: words[1], lease };
+    Ok((commit, payload.take_count(2)?))
 }
 
 /// A FENCE for these partitions and their incarnations.
@@ -194,7 +241,7 @@ pub fn take_fence(payload: &mut Payload<'_>) -> Result<(TaskId, LeaseId, usize)>
     Ok((TaskId::from_u64(words[0]), lease, payload.take_count(2)?))
 }
 
-/// A partition's answer to a push or a fence.
+/// A partition's answer to a push, a stage, a commit or a fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
     /// Who answers.
@@ -276,6 +323,29 @@ mod tests {
         let mut payload = frame.payload();
         assert_eq!(take_push(&mut payload).unwrap(), (header, 1));
         assert_eq!(take_part(&mut payload).unwrap(), (PartitionId(3), 8));
+        begin_stage(&mut frame, 5, header, 1);
+        frame.put_all(&[0, 0, 0]);
+        assert_eq!((frame.kind(), take_push(&mut frame.payload()).unwrap()), (kind::STAGE, (header, 1)));
+    }
+
+    #[test]
+    fn a_commit_survives() {
+        let lease = LeaseId { term: 3, n: 1 };
+        let sent = Commit { task: TaskId::train(1, 4), batch: 9, lease };
+        let mut frame = Frame::default();
+        commit(&mut frame, 2, sent, &[(PartitionId(0), 7), (PartitionId(5), 8)]);
+        let mut payload = frame.payload();
+        assert_eq!(take_commit(&mut payload).unwrap(), (sent, 2));
+        assert_eq!(take_part(&mut payload).unwrap(), (PartitionId(0), 7));
+        assert_eq!(take_part(&mut payload).unwrap(), (PartitionId(5), 8));
+        payload.end().unwrap();
+    }
+
+    #[test]
+    fn every_status_has_its_word() {
+        for status in Status::ALL {
+            assert_eq!(Status::from_word(status.word()).unwrap(), status);
+        }
     }
 
     #[test]

@@ -25,7 +25,7 @@ use elasticdl_worker::pipeline::{Config, Event, Pipeline};
 use elasticdl_worker::ps_client::{self, Directory, Place, Places, PsClient};
 use elasticdl_worker::source::{Source, Stream};
 use elasticdl_worker::stop::Stop;
-use elasticdl_worker::task::{Claim, LeasedTask};
+use elasticdl_worker::task::{Claim, Leased, LeasedTask};
 
 const RECORDS: usize = 4096;
 const FIELDS: usize = 26;
@@ -97,6 +97,7 @@ fn pipeline(name: &str, hidden: &[usize], threads: usize) {
         directory: Arc::new(Directory::new(PARTITIONS, Box::new(Fixed(addresses)))),
         token: Token::new(TOKEN).expect("long enough"),
         worker: 0,
+        staged: false,
         stop: stop.clone(),
     };
     let gauges = Arc::new(Gauges::default());
@@ -121,7 +122,7 @@ fn pipeline(name: &str, hidden: &[usize], threads: usize) {
     .expect("threads can be had");
     let shard = Shard { path: String::new(), first: 0, records: None, offset: 0, fingerprint: 0 };
     let claim = Claim { task: TaskId::train(0, 0), lease: LeaseId { term: 1, n: 1 } };
-    stages.give(Arc::new(LeasedTask::new(claim, shard)));
+    stages.give(Arc::new(LeasedTask::new(Leased::new(claim, shard))));
     let (start, used) = (Instant::now(), cpu_of_process());
     loop {
         match happening.blocking_recv().expect("the stages run") {

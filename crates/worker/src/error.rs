@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use elasticdl_spec::Kind;
+use elasticdl_spec::{Kind, PartitionId, TaskId};
 
 /// Why a worker, or one of its stages, cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +40,19 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// A staged step was committed in one partition and is nowhere to be found in another.
+    #[error(
+        "{task} batch {batch} is committed in other partitions, and {partition} has nothing staged to commit: \
+         its rows are not what they would be without a crash"
+    )]
+    HalfCommitted {
+        /// The task.
+        task: TaskId,
+        /// The batch in it.
+        batch: u64,
+        /// Where it is missing.
+        partition: PartitionId,
+    },
     /// The model cannot be built.
     #[error("cannot build the job's model")]
     Model(#[source] elasticdl_nn::Error),
@@ -71,7 +84,7 @@ impl Error {
             }
             Error::Wire { source, .. } => source.kind(),
             Error::Model(source) => source.kind(),
-            Error::Plan { .. } | Error::Panicked { .. } => Kind::Bug,
+            Error::Plan { .. } | Error::HalfCommitted { .. } | Error::Panicked { .. } => Kind::Bug,
         }
     }
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use elasticdl_spec::{Kind, PartitionId, Plan, WorkerId};
+use elasticdl_spec::{Kind, LeaseId, PartitionId, Plan, WorkerId};
 use elasticdl_wire::client::{self, Client};
 use elasticdl_wire::control::{
-    BeatReply, BeatRequest, JoinRequest, LeaseReply, LeaseRequest, Member, ReportReply, ReportRequest, Role,
-    TopologyRequest,
+    BeatReply, BeatRequest, JoinRequest, LeaseNumber, LeaseReply, LeaseRequest, Member, ReportReply,
+    ReportRequest, Role, TopologyRequest,
 };
 use elasticdl_wire::retry::Backoff;
 use elasticdl_wire::{Error as WireError, Token};
@@ -71,10 +71,13 @@ impl Master {
             .map_err(|e| Error::Plan { what: "plan of the job", reason: e.to_string() })
     }
 
-    /// Asks for a task until the master answers.
-    pub async fn lease(&self) -> Result<LeaseReply> {
-        let member = self.member();
-        let call = |mut client: Client| async move { client.lease(LeaseRequest { member }).await };
+    /// Asks for a task until the master answers. `held` are the leases in hand.
+    pub async fn lease(&self, held: &[LeaseId]) -> Result<LeaseReply> {
+        let held: Vec<_> = held.iter().map(|lease| LeaseNumber { term: lease.term, n: lease.n }).collect();
+        let call = |mut client: Client| {
+            let request = LeaseRequest { member: self.member(), held: held.clone() };
+            async move { client.lease(request).await }
+        };
         self.persist("asking for a task", "Lease", call).await
     }
 

@@ -76,6 +76,11 @@ pub enum Event {
         /// The sum of their losses; 0 for an evaluation, whose scores have it.
         loss_sum: f64,
     },
+    /// The first rows of a task that was leased before have been pulled.
+    Began {
+        /// Which task.
+        claim: Claim,
+    },
     /// Records had to be set aside.
     Bad {
         /// Whose records.
@@ -103,6 +108,10 @@ pub enum Outcome {
     Done {
         /// Good records of the whole task.
         records: u64,
+        /// Batches of the whole task, the quarantined ones included.
+        batches: u64,
+        /// By partition: the life that has acknowledged every batch; empty for an evaluation.
+        incarnations: Vec<u64>,
         /// `spec::scores::Scores` as JSON; evaluation only.
         scores: Option<String>,
     },
@@ -114,8 +123,8 @@ pub enum Outcome {
         error: String,
         /// Where.
         batch: u64,
-        /// Whether trying again is useless.
-        user_error: bool,
+        /// Whether going on with other batches would be wrong.
+        fatal: bool,
     },
 }
 

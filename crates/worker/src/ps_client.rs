@@ -7,6 +7,7 @@
 mod connection;
 mod directory;
 mod links;
+mod staged;
 
 use std::sync::Arc;
 
@@ -14,13 +15,13 @@ use elasticdl_spec::placement::partition_of_tensor;
 use elasticdl_spec::{LeaseId, ModelShape, PartitionId, TaskId};
 use elasticdl_wire::Token;
 use elasticdl_wire::frame::{Frame, Payload};
-use elasticdl_wire::ps::{self, PullMode, Status, kind};
+use elasticdl_wire::ps::{self, Answer, Commit, PullMode, Status, kind};
 
-use self::links::{Ask, Asked, Links, Pending};
+use self::links::{Ask, Asked, Fill, Links, Pending};
 use crate::dedup::Keys;
 use crate::error::Result;
 use crate::stop::{Level, Stop};
-use crate::store::{Fence, Pulled, Push, Pushed, Store};
+use crate::store::{Fence, Generation, Pulled, Push, Pushed, Store};
 
 pub use self::directory::{Directory, Place, Places, Topology};
 
@@ -37,50 +38,57 @@ pub struct Config {
     pub token: Token,
     /// Who asks.
     pub worker: u32,
+    /// Whether a step is staged on all partitions before it is committed on any.
+    pub staged: bool,
     /// Ends every wait.
     pub stop: Stop,
 }
 
 /// One thread's client of all servers.
 pub struct PsClient {
-    codec: Codec,
+    codec: Arc<Codec>,
     links: Links,
+    staged: bool,
 }
 
 impl PsClient {
     /// A client that connects when first used.
     pub fn new(config: Config) -> Self {
-        let Config { shape, partitions, directory, token, worker, stop } = config;
-        PsClient { codec: Codec::new(shape, partitions), links: Links::new(directory, token, worker, stop) }
+        let Config { shape, partitions, directory, token, worker, staged, stop } = config;
+        let codec = Arc::new(Codec::new(shape, partitions));
+        PsClient { codec, links: Links::new(directory, token, worker, stop), staged }
     }
 }
 
 impl Store for PsClient {
     fn fence(&mut self, task: TaskId, lease: LeaseId) -> Result<Fence> {
-        let (mut mark, mut lost) = (u64::MAX, false);
-        let asked = self.links.ask(Ask {
-            attempt: "raising a task's fence",
-            answer: kind::FENCED,
-            until: Level::Draining,
-            within: None,
-            fill: &mut |frame, request, parts| ps::fence(frame, request, task, lease, parts),
-            take: &mut |payload, pending| {
-                for answer in ps::take_answers(payload)? {
-                    pending.check(answer.partition)?;
-                    if away(answer.status) {
-                        continue;
-                    }
-                    pending.answered(answer.partition);
-                    lost |= answer.status == Status::Fenced;
-                    mark = mark.min(answer.mark);
+        loop {
+            let generation = self.links.generation();
+            let asking = Asking {
+                attempt: "raising a task's fence",
+                answer: kind::FENCED,
+                until: Level::Draining,
+                within: generation,
+            };
+            let fill = &mut |frame: &mut Frame, request, parts: &[_]| {
+                ps::fence(frame, request, task, lease, parts);
+            };
+            // Answers of lives that ended meanwhile say nothing about those that are now.
+            let Some(answers) = self.answers(asking, fill)? else { continue };
+            if answers.iter().any(|answer| answer.status == Status::Fenced) {
+                return Ok(Fence::Lost);
+            }
+            let mut mark = answers.iter().map(|answer| answer.mark).min().unwrap_or(u64::MAX);
+            if self.staged
+                && let Some(batch) = staged::half_committed(&answers)
+            {
+                match self.finish(Commit { task, batch, lease }, generation)? {
+                    Pushed::Applied => mark = batch + 1,
+                    Pushed::Redo => continue,
+                    Pushed::Lost => return Ok(Fence::Lost),
                 }
-                Ok(())
-            },
-        })?;
-        match asked {
-            Asked::Answered(_) if lost => Ok(Fence::Lost),
-            Asked::Answered(generation) => Ok(Fence::Held { mark, generation }),
-            Asked::OtherGeneration => unreachable!("a fence is not bound to a generation"),
+            }
+            return Ok(Fence::Held { mark, generation, incarnations: self.links.incarnations() });
         }
     }
 
@@ -99,31 +107,62 @@ impl Store for PsClient {
     }
 
     fn push(&mut self, push: &Push<'_>) -> Result<Pushed> {
-        let (mut lost, mut gap) = (false, false);
-        let codec = &self.codec;
+        if self.staged {
+            return self.push_staged(push);
+        }
+        let codec = Arc::clone(&self.codec);
+        self.land("pushing", push.generation, &mut |frame, request, parts| {
+            ps::begin_push(frame, request, push.header, parts.len());
+            codec.put_gradients(frame, parts, push);
+        })
+    }
+}
+
+/// A request that every partition answers with a status and a mark.
+#[derive(Clone, Copy)]
+struct Asking {
+    attempt: &'static str,
+    answer: u32,
+    until: Level,
+    within: Generation,
+}
+
+impl PsClient {
+    /// Asks until every partition has answered; `None` where one has another life than `within` allows.
+    fn answers(&mut self, asking: Asking, fill: &mut Fill<'_>) -> Result<Option<Vec<Answer>>> {
+        let Asking { attempt, answer, until, within } = asking;
+        let mut answers = Vec::new();
         let asked = self.links.ask(Ask {
-            attempt: "pushing",
-            answer: kind::PUSHED,
-            until: Level::Stopped,
-            within: Some(push.generation),
-            fill: &mut |frame, request, parts| codec.put_push(frame, request, parts, push),
+            attempt,
+            answer,
+            until,
+            within: Some(within),
+            fill,
             take: &mut |payload, pending| {
                 for answer in ps::take_answers(payload)? {
                     pending.check(answer.partition)?;
-                    if away(answer.status) {
-                        continue;
+                    if !away(answer.status) {
+                        pending.answered(answer.partition);
+                        answers.push(answer);
                     }
-                    pending.answered(answer.partition);
-                    lost |= answer.status == Status::Fenced;
-                    gap |= answer.status == Status::Gap;
                 }
                 Ok(())
             },
         })?;
-        Ok(match asked {
-            Asked::Answered(_) if lost => Pushed::Lost,
-            Asked::Answered(_) if !gap => Pushed::Applied,
-            _ => Pushed::Redo,
+        Ok((asked == Asked::Answered).then_some(answers))
+    }
+
+    /// Has a batch applied, or staged, by every partition.
+    fn land(&mut self, attempt: &'static str, within: Generation, fill: &mut Fill<'_>) -> Result<Pushed> {
+        let asking = Asking { attempt, answer: kind::PUSHED, until: Level::Stopped, within };
+        let Some(answers) = self.answers(asking, fill)? else { return Ok(Pushed::Redo) };
+        let any = |status| answers.iter().any(|answer| answer.status == status);
+        Ok(if any(Status::Fenced) {
+            Pushed::Lost
+        } else if any(Status::Gap) || any(Status::NotStaged) {
+            Pushed::Redo
+        } else {
+            Pushed::Applied
         })
     }
 }
@@ -220,8 +259,8 @@ impl Codec {
         payload.end()
     }
 
-    fn put_push(&self, frame: &mut Frame, request: u64, parts: &[(PartitionId, u64)], push: &Push<'_>) {
-        ps::begin_push(frame, request, push.header, parts.len());
+    /// Puts the parts of a PUSH or STAGE.
+    fn put_gradients(&self, frame: &mut Frame, parts: &[(PartitionId, u64)], push: &Push<'_>) {
         for &(partition, incarnation) in parts {
             ps::put_part(frame, partition, incarnation);
             frame.put(push.versions[partition.0 as usize]);

@@ -26,7 +26,7 @@ use crate::session::{Effect, Input, Report, Session, State};
 use crate::silence::Silence;
 use crate::source::Files;
 use crate::stop::{Level, Stop};
-use crate::task::{Claim, LeasedTask};
+use crate::task::{Claim, Leased, LeasedTask};
 
 /// How long a worker looks for a master before it knows `limits.orphan`.
 const ORPHAN_BEFORE_JOIN: Duration = Duration::from_secs(30);
@@ -87,7 +87,11 @@ async fn live(config: Config, mut terminations: UnboundedReceiver<()>) -> Result
     let (control, controls) = unbounded_channel();
     tokio::spawn(beat(master.clone(), gauges, control.clone()));
     let worker = Worker {
-        session: Session::default(),
+        session: if plan.job.is_deterministic() {
+            Session::one_after_the_other()
+        } else {
+            Session::default()
+        },
         started: Instant::now(),
         master: master.clone(),
         stages,
@@ -149,12 +153,13 @@ fn start_stages(
         directory: Arc::new(Directory::new(job.servers.partitions, Box::new(places))),
         token: config.token.clone(),
         worker: config.id.0,
+        staged: job.is_deterministic(),
         stop: stop.clone(),
     };
     Pipeline::start(pipeline::Config {
         shape,
         partitions: job.servers.partitions,
-        depth: job.workers.pipeline,
+        depth: job.pipeline_depth(),
         read_ahead: (job.data.batches_per_task as usize).clamp(2, READ_AHEAD_MAX),
         bad_records_max: job.data.bad_records_max,
         models,
@@ -285,6 +290,7 @@ impl Worker {
         Ok(match event {
             Event::Wanted => Input::Wanted,
             Event::Applied { claim, records, loss_sum } => Input::Applied { claim, records, loss_sum },
+            Event::Began { claim } => Input::Began(claim),
             Event::Bad { claim, total, examples } => Input::Bad { claim, total, examples },
             Event::Ended { claim, outcome } => {
                 if let Outcome::Failed { error, .. } = &outcome {
@@ -303,9 +309,9 @@ impl Worker {
         for effect in effects {
             match effect {
                 Effect::Ask(pause) => self.ask(pause),
-                Effect::Start(claim, shard) => {
-                    let task = Arc::new(LeasedTask::new(claim, shard));
-                    self.tasks.insert(claim, Arc::clone(&task));
+                Effect::Start(leased) => {
+                    let task = Arc::new(LeasedTask::new(leased));
+                    self.tasks.insert(task.claim, Arc::clone(&task));
                     self.stages.give(task);
                 }
                 Effect::Drop(claim) => {
@@ -327,12 +333,14 @@ impl Worker {
 
     fn ask(&self, pause: Duration) {
         let (master, control, stop) = (self.master.clone(), self.control.clone(), self.stop.clone());
+        // Nothing is added to them before the answer, and the master minds none that is gone by then.
+        let held = self.session.leases();
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
             let said = if stop.reached(Level::Draining) {
                 Control::Answer(Input::Wait(Duration::ZERO))
             } else {
-                match master.lease().await.and_then(understand) {
+                match master.lease(&held).await.and_then(understand) {
                     Ok(input) => Control::Answer(input),
                     Err(error) => Control::Broken(error),
                 }
@@ -362,14 +370,16 @@ async fn until(moment: Option<tokio::time::Instant>) {
 }
 
 /// The master's answer to the wish for a task.
-fn understand(reply: LeaseReply) -> Result<Input> {
+pub fn understand(reply: LeaseReply) -> Result<Input> {
     let wrong = |reason: String| Error::Plan { what: "lease", reason };
     match reply.what {
         Some(lease_reply::What::Leased(leased)) => {
             let task = leased.task.parse().map_err(wrong)?;
             let lease = LeaseId { term: leased.term, n: leased.lease };
             let shard = serde_json::from_str(&leased.shard).map_err(|e| wrong(e.to_string()))?;
-            Ok(Input::Leased(Claim { task, lease }, shard))
+            let quarantined = leased.quarantined.into_iter().collect();
+            let claim = Claim { task, lease };
+            Ok(Input::Leased(Leased { claim, shard, again: leased.again, quarantined }))
         }
         Some(lease_reply::What::WaitMs(pause)) => Ok(Input::Wait(Duration::from_millis(pause.into()))),
         Some(lease_reply::What::Finished(true)) => Ok(Input::Finished),
@@ -378,16 +388,15 @@ fn understand(reply: LeaseReply) -> Result<Input> {
 }
 
 /// A report as the master is told it.
-fn request(report: Report) -> ReportRequest {
+pub fn request(report: Report) -> ReportRequest {
     let told = match report.state {
         State::Progress => Told::Progress(true),
         State::Returned => Told::Returned(true),
-        State::Ended(Outcome::Done { records, scores }) => {
-            Told::Done(Done { task_records: records, scores: scores.unwrap_or_default() })
+        State::Ended(Outcome::Done { records, batches, incarnations, scores }) => {
+            let scores = scores.unwrap_or_default();
+            Told::Done(Done { task_records: records, scores, batches, incarnations })
         }
-        State::Ended(Outcome::Failed { error, batch, user_error }) => {
-            Told::Failed(Failed { error, batch, user_error })
-        }
+        State::Ended(Outcome::Failed { error, batch, fatal }) => Told::Failed(Failed { error, batch, fatal }),
         State::Ended(Outcome::Lost) => unreachable!("the session reports no lost task"),
     };
     ReportRequest {
@@ -401,6 +410,7 @@ fn request(report: Report) -> ReportRequest {
         bad_records: report.bad_records,
         bad_examples: report.bad_examples,
         outcome: Some(told),
+        began: report.began,
     }
 }
 

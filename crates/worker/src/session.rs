@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use elasticdl_spec::Shard;
+use elasticdl_spec::LeaseId;
 
 use crate::pipeline::Outcome;
-use crate::task::Claim;
+use crate::task::{Claim, Leased};
 
 /// Progress is reported at most this often.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
@@ -26,7 +26,7 @@ pub enum Input {
     /// The reader has nothing to read.
     Wanted,
     /// The master gave a task.
-    Leased(Claim, Shard),
+    Leased(Leased),
     /// The master has no task now.
     Wait(Duration),
     /// The master has no task any more.
@@ -40,6 +40,8 @@ pub enum Input {
         /// The sum of their losses.
         loss_sum: f64,
     },
+    /// The first rows of a task that was leased before have been pulled.
+    Began(Claim),
     /// Records were set aside.
     Bad {
         /// Whose records.
@@ -68,7 +70,7 @@ pub enum Effect {
     /// Ask the master for a task, after this time.
     Ask(Duration),
     /// Hand the reader a task.
-    Start(Claim, Shard),
+    Start(Leased),
     /// Stop working on a task.
     Drop(Claim),
     /// Report; one at a time, for as long as it takes.
@@ -94,6 +96,8 @@ pub struct Report {
     pub bad_records: u64,
     /// The first of them.
     pub bad_examples: Vec<String>,
+    /// Whether its first rows have been pulled; told once, of a task that was leased before.
+    pub began: bool,
     /// How far the task is.
     pub state: State,
 }
@@ -121,7 +125,17 @@ struct Held {
     news: bool,
     /// When progress may be reported again.
     progress_at: Duration,
+    began: Began,
     end: Option<State>,
+}
+
+/// What the master knows of a task's first pull.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Began {
+    #[default]
+    No,
+    Untold,
+    Told,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,6 +160,7 @@ enum Last {
 #[derive(Debug)]
 pub struct Session {
     phase: Phase,
+    tasks_max: usize,
     held: BTreeMap<Claim, Held>,
     wanted: bool,
     asking: bool,
@@ -158,6 +173,7 @@ impl Default for Session {
     fn default() -> Self {
         Session {
             phase: Phase::Running,
+            tasks_max: TASKS_MAX,
             held: BTreeMap::new(),
             wanted: false,
             asking: false,
@@ -168,12 +184,23 @@ impl Default for Session {
 }
 
 impl Session {
+    /// A session that has one task at a time, so that nothing of the next is begun before all of this one
+    /// is applied.
+    pub fn one_after_the_other() -> Self {
+        Session { tasks_max: 1, ..Session::default() }
+    }
+
+    /// The leases in hand, whatever the master believes.
+    pub fn leases(&self) -> Vec<LeaseId> {
+        self.held.keys().map(|claim| claim.lease).collect()
+    }
+
     /// Takes an input at the time `now` and appends what follows from it.
     pub fn step(&mut self, now: Duration, input: Input, effects: &mut Vec<Effect>) {
         match input {
             Input::Tick => {}
             Input::Wanted => self.wanted = true,
-            Input::Leased(claim, shard) => self.leased(claim, shard, effects),
+            Input::Leased(leased) => self.leased(leased, effects),
             Input::Wait(pause) => {
                 self.asking = false;
                 self.ask(pause.max(ASK_PAUSE_MIN), effects);
@@ -185,6 +212,11 @@ impl Session {
                 }
             }
             Input::Applied { claim, records, loss_sum } => self.applied(claim, records, loss_sum),
+            Input::Began(claim) => {
+                if let Some(held) = self.held.get_mut(&claim).filter(|held| held.began == Began::No) {
+                    held.began = Began::Untold;
+                }
+            }
             Input::Bad { claim, total, examples } => {
                 if let Some(held) = self.held.get_mut(&claim) {
                     held.bad_records = total;
@@ -235,19 +267,20 @@ impl Session {
     }
 
     fn ask(&mut self, pause: Duration, effects: &mut Vec<Effect>) {
-        if self.phase == Phase::Running && self.wanted && self.working() < TASKS_MAX {
+        if self.phase == Phase::Running && self.wanted && self.working() < self.tasks_max {
             self.asking = true;
             effects.push(Effect::Ask(pause));
         }
     }
 
-    fn leased(&mut self, claim: Claim, shard: Shard, effects: &mut Vec<Effect>) {
+    fn leased(&mut self, leased: Leased, effects: &mut Vec<Effect>) {
+        let claim = leased.claim;
         self.asking = false;
         let mut held = Held::default();
         if self.phase == Phase::Running {
             assert!(self.wanted, "a task is asked for only when one is wanted");
             self.wanted = false;
-            effects.push(Effect::Start(claim, shard));
+            effects.push(Effect::Start(leased));
         } else {
             // It crossed the decision to leave, and was never begun.
             held.end = Some(State::Returned);
@@ -292,10 +325,10 @@ impl Session {
         }
     }
 
-    /// Reports an end at once, progress now and then.
+    /// Reports an end or a beginning at once, progress now and then.
     fn report(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let ended = |held: &Held| held.end.is_some();
-        let due = |held: &Held| held.news && now >= held.progress_at;
+        let due = |held: &Held| held.began == Began::Untold || (held.news && now >= held.progress_at);
         let next = self.held.iter().find(|(_, held)| ended(held));
         let next = next.or_else(|| self.held.iter().find(|(_, held)| due(held)));
         let Some(&claim) = next.map(|(claim, _)| claim) else { return };
@@ -304,6 +337,10 @@ impl Session {
             Some(end) => (end.clone(), Last::Yes),
             None => (State::Progress, Last::No),
         };
+        let began = held.began == Began::Untold;
+        if began {
+            held.began = Began::Told;
+        }
         held.news = false;
         held.progress_at = now + REPORT_EVERY;
         self.reporting = Some((claim, last));
@@ -314,6 +351,7 @@ impl Session {
             loss_sum: std::mem::take(&mut held.loss_sum),
             bad_records: held.bad_records,
             bad_examples: held.bad_examples.clone(),
+            began,
             state,
         }));
     }

@@ -3,6 +3,8 @@
 //! A store waits for servers that are away, as long as it takes: what comes back is an answer of all
 //! partitions, or the reason to let go of the task.
 
+use std::sync::Arc;
+
 use elasticdl_nn::Gradients;
 use elasticdl_spec::{LeaseId, TaskId};
 use elasticdl_wire::ps::{PullMode, PushHeader};
@@ -15,7 +17,7 @@ use crate::error::Result;
 pub struct Generation(pub u64);
 
 /// What the partitions say to a new lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fence {
     /// The task is ours.
     Held {
@@ -23,6 +25,8 @@ pub enum Fence {
         mark: u64,
         /// For the pushes that follow.
         generation: Generation,
+        /// By partition: its life in this generation.
+        incarnations: Arc<[u64]>,
     },
     /// A newer lease holds the task.
     Lost,
@@ -67,7 +71,8 @@ pub struct Push<'a> {
 
 /// The parameter servers, as one thread of a worker sees them.
 pub trait Store: Send {
-    /// Raises the fence of a task in every partition and asks for its marks.
+    /// Raises the fence of a task in every partition and asks for its marks. Where steps are staged, one
+    /// that is committed in some partitions only is committed in all before this returns.
     fn fence(&mut self, task: TaskId, lease: LeaseId) -> Result<Fence>;
 
     /// Rows of the keys, and the tensors where the mode asks for them.

@@ -1,5 +1,6 @@
 //! A leased task while this worker holds it, as all of its stages see it.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -20,6 +21,26 @@ impl fmt::Display for Claim {
     }
 }
 
+/// What the master said when it gave a task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leased {
+    /// Which task, by what right.
+    pub claim: Claim,
+    /// Its records.
+    pub shard: Shard,
+    /// Whether it was leased before, so that some of it may be applied already.
+    pub again: bool,
+    /// Batches that are set aside: they move the marks and teach nothing.
+    pub quarantined: BTreeSet<u64>,
+}
+
+impl Leased {
+    /// A task that nobody had before.
+    pub fn new(claim: Claim, shard: Shard) -> Self {
+        Leased { claim, shard, again: false, quarantined: BTreeSet::new() }
+    }
+}
+
 /// A leased task on its way through the stages.
 ///
 /// Stages do not talk to each other about a task that ends early. Whoever learns of it says so here, and
@@ -30,14 +51,35 @@ pub struct LeasedTask {
     pub claim: Claim,
     /// Its records.
     pub shard: Shard,
+    /// Whether it was leased before and its first pull is still to come.
+    begins_again: AtomicBool,
+    quarantined: BTreeSet<u64>,
     attempt: AtomicU64,
     dropped: AtomicBool,
 }
 
 impl LeasedTask {
     /// A task that was just leased.
-    pub fn new(claim: Claim, shard: Shard) -> Self {
-        LeasedTask { claim, shard, attempt: AtomicU64::new(0), dropped: AtomicBool::new(false) }
+    pub fn new(leased: Leased) -> Self {
+        let Leased { claim, shard, again, quarantined } = leased;
+        LeasedTask {
+            claim,
+            shard,
+            begins_again: AtomicBool::new(again),
+            quarantined,
+            attempt: AtomicU64::new(0),
+            dropped: AtomicBool::new(false),
+        }
+    }
+
+    /// Rows of it were pulled; `true` for the first ones of a task that was leased before.
+    pub fn begins_again(&self) -> bool {
+        self.begins_again.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether this batch is set aside.
+    pub fn is_quarantined(&self, batch: u64) -> bool {
+        self.quarantined.contains(&batch)
     }
 
     /// Whether it trains or evaluates.

@@ -4,6 +4,7 @@
 //! `tests/server.rs` serves it over frames. Rows learn by plain descent with a step of 1.
 
 mod chaos;
+mod deterministic;
 mod server;
 mod source;
 
@@ -20,7 +21,7 @@ use elasticdl_wire::ps::{Answer, PullMode, PushHeader, Status};
 use crate::dedup::Keys;
 use crate::error::{Error, Result};
 use crate::store::{Fence, Generation, Pulled, Push, Pushed, Store};
-use crate::task::{Claim, LeasedTask};
+use crate::task::{Claim, Leased, LeasedTask};
 
 pub(crate) use self::server::{FakeServer, Fault};
 pub(crate) use self::source::{RECORDS, Spoil, ToySource};
@@ -37,7 +38,7 @@ pub(crate) fn lease(n: u64) -> LeaseId {
 /// A leased task without a file.
 pub(crate) fn leased(task: TaskId, n: u64) -> Arc<LeasedTask> {
     let shard = Shard { path: "none".into(), first: 0, records: None, offset: 0, fingerprint: 0 };
-    Arc::new(LeasedTask::new(Claim { task, lease: lease(n) }, shard))
+    Arc::new(LeasedTask::new(Leased::new(Claim { task, lease: lease(n) }, shard)))
 }
 
 /// One table of width 2, a bias and a weight per number.
@@ -237,7 +238,8 @@ impl Store for MemoryStore {
             return Ok(Fence::Lost);
         }
         let mark = answers.iter().map(|a| a.mark).min().expect("a job has partitions");
-        Ok(Fence::Held { mark, generation: generation(&world) })
+        let incarnations = world.partitions.iter().map(|p| p.incarnation).collect();
+        Ok(Fence::Held { mark, generation: generation(&world), incarnations })
     }
 
     fn pull(&mut self, keys: &Keys, mode: PullMode, into: &mut Pulled) -> Result<()> {
@@ -282,7 +284,7 @@ impl Store for MemoryStore {
             match answer.status {
                 Status::Ok | Status::Duplicate => {}
                 Status::Fenced => outcome = Pushed::Lost,
-                Status::Gap => outcome = Pushed::Redo,
+                Status::Gap | Status::NotStaged => outcome = Pushed::Redo,
                 Status::WrongIncarnation | Status::NotHere => {
                     return Err(Error::Stopped { attempt: "pushing to a partition that is away" });
                 }

@@ -61,6 +61,7 @@ impl Block {
         if let Some(error) = &status.error {
             lines.push(vec![(ContentStyle::new().with(Color::Red), error.replace('\n', " "))]);
         }
+        lines.extend(set_aside(status));
         let room = self.height.saturating_sub(lines.len() + 2);
         let servers_shown = status.servers.len().min(room / 3 + room % 3);
         let workers_shown = status.workers.len().min(room.saturating_sub(servers_shown));
@@ -156,10 +157,23 @@ pub fn figures(status: &Status) -> String {
         parts.extend(value.map(|v| format!("{name} {v:.4}")));
     }
     parts.extend(status.checkpoint.map(|id| format!("checkpoint {id}")));
+    if status.replayed > 0 {
+        parts.push(format!("{} replayed", print::count(status.replayed)));
+    }
     if status.bad_records > 0 {
         parts.push(format!("{} bad records set aside", print::count(status.bad_records)));
     }
     parts.join("  ")
+}
+
+/// Batches that were set aside, and why the last one was.
+fn set_aside(status: &Status) -> Option<Vec<Span>> {
+    let last = status.quarantined.last()?;
+    let count = status.quarantined.len();
+    let many = if count == 1 { "1 batch is" } else { &format!("{count} batches are") };
+    let error = last.error.replace('\n', " ");
+    let text = format!("{many} set aside, the last: batch {} of task {}: {error}", last.batch, last.task);
+    Some(vec![(ContentStyle::new().with(Color::Red), text)])
 }
 
 fn workers_head(status: &Status, shown: usize) -> String {
@@ -204,7 +218,9 @@ fn process(role: &str, process: &Process, rate: Option<f64>) -> Vec<Span> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use elasticdl_master::status::TaskCounts;
+    use elasticdl_master::ledger::Quarantined;
+    use elasticdl_master::status::{LedgerStatus, TaskCounts};
+    use elasticdl_spec::TaskId;
     use serde_json::Value;
 
     /// A worker or server in some state.
@@ -245,6 +261,10 @@ pub(super) mod tests {
             ],
             servers: vec![member(0, "serving", 0), member(1, "serving", 0)],
             checkpoint: Some(3),
+            term: 1,
+            replayed: 0,
+            quarantined: Vec::new(),
+            ledger: LedgerStatus::default(),
         }
     }
 
@@ -261,6 +281,19 @@ pub(super) mod tests {
     #[test]
     fn a_block_shows_progress_quality_workers_and_servers() {
         insta::assert_snapshot!(drawn(100, 24, false));
+    }
+
+    #[test]
+    fn what_was_set_aside_and_replayed_is_shown() {
+        let error = "the loss is NaN\nat record 7".to_string();
+        let batch = Quarantined { task: TaskId::train(0, 17), batch: 2, error };
+        let mut status = training();
+        status.replayed = 12_288;
+        status.quarantined = vec![batch];
+        let lines = Block { width: 120, height: 24, colour: false }.lines(&status, &Rates::default());
+        assert!(lines[2].ends_with("12,288 replayed"), "{lines:?}");
+        let line = "1 batch is set aside, the last: batch 2 of task train/0/17: the loss is NaN at record 7";
+        assert_eq!(lines[3], line);
     }
 
     #[test]

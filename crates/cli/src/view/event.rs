@@ -10,8 +10,13 @@ pub fn text(event: &Event) -> Option<String> {
     let field = |name: &str| event.fields.get(name).filter(|v| !v.is_null());
     let text = |name: &str| field(name).map_or_else(|| "?".into(), value_text);
     let count = |name: &str| field(name).and_then(Value::as_u64).map_or_else(|| "?".into(), print::count);
+    let number = |name: &str| field(name).and_then(Value::as_u64);
     Some(match event.event.as_str() {
-        "progress" | "finished" | "started" | "server_started" | "worker_started" => return None,
+        "started" if number("term") > Some(1) => {
+            format!("the master leads again, with {} processes taken over", count("adopted"))
+        }
+        "progress" | "finished" | "started" | "server_started" | "worker_started" | "server_ready"
+        | "leasing" | "task_goes_on" => return None,
         "worker_joined" => format!("worker-{} joined (pid {})", text("worker"), text("pid")),
         "worker_exited" | "server_exited" => exited(event),
         "indexed" => match field("records_total").and_then(Value::as_u64) {
@@ -33,10 +38,18 @@ pub fn text(event: &Event) -> Option<String> {
             let bytes = field("bytes").and_then(Value::as_u64).map_or_else(|| "?".into(), print::bytes);
             format!("checkpoint {} written: {bytes}, {} records", text("checkpoint"), count("records"))
         }
-        "rolled_back" => match field("checkpoint") {
-            Some(id) => format!("rolled back to checkpoint {id}: {} records are trained", count("records")),
-            None => "rolled back to the beginning: there was no checkpoint yet".into(),
-        },
+        "replay" if number("tasks") == Some(0) => return None,
+        "replay" => {
+            let servers = field("servers").and_then(Value::as_array).into_iter().flatten();
+            let names: Vec<String> = servers.map(|id| format!("ps-{id}")).collect();
+            let (who, records, tasks) = (names.join(", "), count("records"), count("tasks"));
+            format!("{who} lost what no checkpoint covers: {records} records of {tasks} tasks are applied again")
+        }
+        "replayed" => format!("all {} tasks are applied again", count("tasks")),
+        "silent" => format!("{} is silent: it is ended and replaced", member(event)),
+        "quarantined" => {
+            format!("batch {} of task {} is set aside: {}", text("batch"), text("task"), text("error"))
+        }
         "scaled" => format!("{} workers are wanted, {} before", text("to"), text("from")),
         "lease_expired" => {
             format!("worker-{} lost task {}: no batch for too long", text("worker"), text("task"))
@@ -53,20 +66,27 @@ pub fn stamped(event: &Event, text: &str) -> String {
     format!("{:>7}  {text}", print::seconds(event.seconds))
 }
 
-/// A process is gone: by request, or by what, with its last words.
-fn exited(event: &Event) -> String {
+/// The process that an event is about.
+fn member(event: &Event) -> String {
     let field = |name: &str| event.fields.get(name).filter(|v| !v.is_null());
-    let name = match (field("worker"), field("server")) {
+    match (field("worker"), field("server")) {
         (Some(id), _) => format!("worker-{id}"),
         (None, Some(id)) => format!("ps-{id}"),
         (None, None) => "a process".into(),
-    };
+    }
+}
+
+/// A process is gone: by request, or by what, with its last words.
+fn exited(event: &Event) -> String {
+    let field = |name: &str| event.fields.get(name).filter(|v| !v.is_null());
+    let name = member(event);
     if field("asked").and_then(Value::as_bool).unwrap_or(false) {
         return format!("{name} left");
     }
     let how = match (field("code"), field("signal")) {
         (Some(code), _) => format!("exit code {code}"),
         (None, Some(signal)) => format!("signal {signal}"),
+        // It was started by an earlier master, which alone could have learnt it.
         (None, None) => "unknown cause".into(),
     };
     let mut text = format!("{name} died ({how}); a replacement is started");
@@ -113,6 +133,11 @@ mod tests {
             { "event": "worker_exited", "worker": 2, "pid": 78, "asked": true, "code": 0 },
             { "event": "evaluated", "logloss": 0.45678, "auc": null, "records": 1000, "trained": 5000, "last": false },
             { "event": "checkpoint", "checkpoint": 3, "bytes": 5_000_000, "records": 123_456 },
+            { "event": "started", "term": 1, "adopted": 0 },
+            { "event": "started", "term": 2, "adopted": 4 },
+            { "event": "replay", "servers": [1], "tasks": 3, "records": 12_288 },
+            { "event": "replayed", "tasks": 3, "seconds": 0.4 },
+            { "event": "quarantined", "task": "train/0/3", "batch": 2, "error": "the loss is NaN" },
             { "event": "exported", "output": { "path": "model/x", "rows": 1000 } },
             { "event": "brand_new", "what": 1.5 },
         ]);
@@ -124,6 +149,7 @@ mod tests {
                 let mut event = fields.clone();
                 event["seq"] = json!(1);
                 event["seconds"] = json!(12.345);
+                event["unix_ms"] = json!(1_700_000_000_000_u64);
                 let event: Event = serde_json::from_value(event).unwrap();
                 text(&event).map_or_else(|| "(nothing)".into(), |text| stamped(&event, &text))
             })

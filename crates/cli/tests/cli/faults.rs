@@ -69,9 +69,9 @@ fn a_killed_client_leaves_a_checkpoint_and_no_processes() {
 }
 
 #[test]
-fn a_killed_master_is_told_and_its_processes_end_by_themselves() {
+fn a_master_that_is_not_to_be_started_again_is_told_and_its_processes_end_by_themselves() {
     let world = World::with_data(5_000);
-    let file = world.job("ctr", &format!("{ENDLESS}\nlimits: {{ orphan: 2s }}"));
+    let file = world.job("ctr", &format!("{ENDLESS}\nlimits: {{ orphan: 2s, restarts: 0 }}"));
     let mut job = world.start(&["train", &file]);
     job.until_training();
     let processes = pids(&world.status("ctr"));
@@ -170,7 +170,7 @@ fn data_that_changed_since_the_checkpoint_is_refused() {
     let resumed = world.run(&["resume", "ctr", "--json"]);
     assert_eq!(resumed.code, Some(3), "{}", resumed.stderr);
     let error = resumed.last_json()["error"].as_str().unwrap().to_string();
-    assert!(error.contains("not those that the checkpoint was made from"), "{error}");
+    assert!(error.contains("not those that the job began with"), "{error}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::world::World;
 #[test]
 fn every_command_explains_itself() {
     let world = World::new();
-    let commands: [&[&str]; 20] = [
+    let commands: [&[&str]; 22] = [
         &[],
         &["train"],
         &["resume"],
@@ -15,6 +15,8 @@ fn every_command_explains_itself() {
         &["logs"],
         &["scale"],
         &["stop"],
+        &["audit"],
+        &["chaos"],
         &["export"],
         &["evaluate"],
         &["predict"],

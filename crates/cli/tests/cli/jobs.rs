@@ -142,15 +142,22 @@ fn a_stopped_job_resumes_where_its_checkpoint_is_and_trains_each_record_once() {
 }
 
 #[test]
-fn a_job_without_a_checkpoint_cannot_be_resumed() {
+fn a_job_without_a_checkpoint_goes_on_from_its_ledger_and_one_without_a_ledger_cannot() {
     let world = World::with_data(5_000);
     let file = world.job("ctr", ENDLESS);
     let mut job = world.start(&["train", &file]);
     job.until_training();
     world.run(&["stop", "ctr", "--now"]).ok();
     job.end();
+    let nothing = world.run(&["audit", "ctr"]).failed(1);
+    assert!(nothing.contains("there is nothing to audit of job \"ctr\" yet"), "{nothing}");
+    let mut job = world.start(&["resume", "ctr"]);
+    job.until_training();
+    world.run(&["stop", "ctr", "--now"]).ok();
+    assert_eq!(job.end().0["outcome"], "stopped");
+    fs::remove_dir_all(world.job_dir("ctr").join("checkpoint/ledger")).unwrap();
     let refused = world.run(&["resume", "ctr"]).failed(1);
-    assert!(refused.contains("job \"ctr\" has no committed checkpoint"), "{refused}");
+    assert!(refused.contains("job \"ctr\" has not begun"), "{refused}");
 }
 
 #[test]

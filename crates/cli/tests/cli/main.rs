@@ -2,6 +2,7 @@
 //!
 //! - [`help`], [`settings`], [`bad_input`]: what is said before anything starts.
 //! - [`jobs`], [`models`]: whole jobs, steered while they run, and what is made of them.
+//! - [`chaos`]: any process killed while it trains, and proof that every record counted once.
 //! - [`faults`]: processes killed while they train, damaged files, wrong tokens.
 
 #![expect(
@@ -11,6 +12,7 @@
 )]
 
 mod bad_input;
+mod chaos;
 mod faults;
 mod help;
 mod jobs;

@@ -9,9 +9,9 @@ use elasticdl_wire::control::{
 use serde_json::{Value, json};
 
 use super::{Answer, Caller, Effect, Job, Known, Ticket, Waiting, fields};
-use crate::config::Exit;
+use crate::config::{Exit, Process};
 use crate::fleet::{Order, State};
-use crate::status::Phase;
+use crate::ledger::Entry;
 use crate::store;
 
 /// How long a beat is held when there is nothing to say.
@@ -20,6 +20,7 @@ const BEAT_HELD: Duration = Duration::from_secs(1);
 impl Job {
     pub(super) fn joined(
         &mut self,
+        now: Duration,
         ticket: Ticket,
         caller: Caller,
         address: String,
@@ -28,7 +29,7 @@ impl Job {
         if !self.fleet.joined(caller.role(), caller.id, caller.pid) {
             return effects.push(refused(ticket));
         }
-        let known = Known { address, ..Known::default() };
+        let known = Known { address, heard: now, ..Known::default() };
         self.known.insert((caller.role, caller.id), known);
         if caller.role() == Role::Worker {
             let facts = fields([("worker", json!(caller.id)), ("pid", json!(caller.pid))]);
@@ -89,6 +90,10 @@ impl Job {
         }
         let address =
             self.known.get(&(caller.role, caller.id)).map(|k| k.address.clone()).unwrap_or_default();
+        effects.push(Effect::Record(Entry::Serving { id: caller.id, address: address.clone() }));
+        let load_seconds = f64::from(ready.load_ms) / 1000.0;
+        let facts = fields([("server", json!(caller.id)), ("load_seconds", json!(load_seconds))]);
+        effects.push(Effect::Emit("server_ready", facts));
         for opened in ready.partitions {
             let place = self.places.get_mut(opened.partition as usize);
             // A server that opened before a roll-back holds rows that do not count any more.
@@ -121,37 +126,56 @@ impl Job {
         if self.phase.is_over() || !self.fleet.knows(caller.role(), caller.id, caller.pid) {
             return effects.push(self.leave(ticket));
         }
-        self.known.entry((caller.role, caller.id)).or_default().gauges = gauges;
+        if caller.role() == Role::Server && !self.known.contains_key(&(caller.role, caller.id)) {
+            // A server that an earlier master started, of which it is not known where it serves.
+            return effects.push(refused(ticket));
+        }
+        let known = self.known.entry((caller.role, caller.id)).or_default();
+        known.gauges = gauges;
+        known.heard = now;
         self.beats.insert(caller, Waiting { ticket, since: now });
         self.answer_beats(now, effects);
     }
 
     /// Answers beats that have waited long enough, and servers that are to write a checkpoint.
+    ///
+    /// An order may be lost on its way, or find the server at an older one. So it is given again, under the
+    /// same number, until the server has written its part.
     pub(super) fn answer_beats(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let writing = self.checkpoints.writing();
         let mut answered = Vec::new();
         for (caller, waiting) in &self.beats {
-            let due = writing.filter(|_| {
-                caller.role() == Role::Server && self.checkpoint_told.get(&caller.id) != writing.as_ref()
-            });
-            if let Some(id) = due {
-                let dir = store::checkpoint_path(&self.checkpoint_dir, id);
-                let what = beat_reply::What::WriteCheckpoint(WriteCheckpoint { checkpoint: id, dir });
-                answered.push((*caller, waiting.ticket, Some(what)));
-            } else if now.saturating_sub(waiting.since) >= BEAT_HELD {
-                answered.push((*caller, waiting.ticket, None));
+            let held_long = now.saturating_sub(waiting.since) >= BEAT_HELD;
+            let due = writing.filter(|_| caller.role() == Role::Server && self.checkpoints.awaits(caller.id));
+            let told = self.checkpoint_told.get(&caller.id).filter(|(id, _)| Some(*id) == due);
+            match due {
+                Some(id) if told.is_none() || held_long => answered.push((*caller, waiting.ticket, Some(id))),
+                _ if held_long => answered.push((*caller, waiting.ticket, None)),
+                _ => {}
             }
         }
-        for (caller, ticket, what) in answered {
+        for (caller, ticket, due) in answered {
             self.beats.remove(&caller);
-            let mut command = 0;
-            if what.is_some() {
-                command = self.command_next;
-                self.command_next += 1;
-                self.checkpoint_told.insert(caller.id, writing.expect("only told while one is written"));
-            }
-            effects.push(Effect::Answer(ticket, Answer::Beat(BeatReply { command, what })));
+            let reply = match due {
+                Some(id) => self.checkpoint_order(caller.id, id),
+                None => BeatReply::default(),
+            };
+            effects.push(Effect::Answer(ticket, Answer::Beat(reply)));
         }
+    }
+
+    fn checkpoint_order(&mut self, server: u32, id: u64) -> BeatReply {
+        let next = self.command_next;
+        let told = self.checkpoint_told.entry(server).or_insert((id, next));
+        if told.0 != id {
+            *told = (id, next);
+        }
+        let command = told.1;
+        self.command_next = next.max(command + 1);
+        let covered = serde_json::to_string(&self.tasks.covered().epochs).expect("ranges are JSON");
+        let dir = store::checkpoint_path(&self.checkpoint_dir, id);
+        let order = WriteCheckpoint { checkpoint: id, dir, covered };
+        BeatReply { command, what: Some(beat_reply::What::WriteCheckpoint(order)) }
     }
 
     /// Tells everybody who waits to end.
@@ -174,11 +198,13 @@ impl Job {
         now: Duration,
         role: Role,
         id: u32,
-        outcome: Result<u32, String>,
+        outcome: Result<Process, String>,
         effects: &mut Vec<Effect>,
     ) {
         match outcome {
-            Ok(pid) => {
+            Ok(process) => {
+                let pid = process.pid;
+                effects.push(Effect::Record(Entry::Started { role: role.into(), id, process }));
                 let event = if role == Role::Server { "server_started" } else { "worker_started" };
                 let key = if role == Role::Server { "server" } else { "worker" };
                 effects.push(Effect::Emit(event, fields([(key, json!(id)), ("pid", json!(pid))])));
@@ -191,6 +217,8 @@ impl Job {
     pub(super) fn exited(&mut self, now: Duration, exit: Exit, effects: &mut Vec<Effect>) {
         let Some(asked) = self.fleet.exited(now, exit.role, exit.id, exit.pid) else { return };
         self.beats.retain(|caller, _| caller.role() != exit.role || caller.id != exit.id);
+        self.known.remove(&(exit.role as i32, exit.id));
+        effects.push(Effect::Record(Entry::Exited { role: exit.role.into(), id: exit.id }));
         if self.phase.is_over() {
             return;
         }
@@ -210,43 +238,33 @@ impl Job {
         }
         match exit.role {
             Role::Worker => {
-                self.known.remove(&(Role::Worker as i32, exit.id));
-                self.tasks.worker_gone(WorkerId(exit.id));
+                let freed = self.tasks.worker_gone(WorkerId(exit.id));
+                self.record_freed(freed, effects);
                 self.evaluation.expire(now, Duration::MAX, Some(WorkerId(exit.id)));
             }
+            // Those that were ended have begun their next life already.
             Role::Server if asked => {}
-            Role::Server => self.roll_back(effects),
+            Role::Server => self.server_gone(now, exit.id, effects),
         }
     }
 
-    /// A server's rows since the last checkpoint are gone. Every partition goes back to that checkpoint,
-    /// and with them the tasks, so that nothing is lost and nothing counts twice.
-    fn roll_back(&mut self, effects: &mut Vec<Effect>) {
-        for place in &mut self.places {
-            place.incarnation += 1;
-            place.address = None;
+    /// Ends what was not heard of for too long: it hangs, and somebody else can do its work.
+    pub(super) fn end_silent(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        let limit = self.plan.job.limits.silence;
+        let members = [(Role::Worker, self.fleet.workers()), (Role::Server, self.fleet.servers())];
+        for (role, fleet) in members {
+            for (&id, member) in fleet.iter().filter(|(_, m)| m.state == State::Joined) {
+                let heard = self.known.get(&(role as i32, id)).map_or(now, |known| known.heard);
+                let Some(pid) = member.pid.filter(|_| now.saturating_sub(heard) > limit) else { continue };
+                let who = if role == Role::Server { "server" } else { "worker" };
+                effects.push(Effect::Emit("silent", fields([(who, json!(id)), ("pid", json!(pid))])));
+                effects.push(Effect::Kill(role, id, pid));
+                // Once is enough: its exit comes.
+                if let Some(known) = self.known.get_mut(&(role as i32, id)) {
+                    known.heard = now;
+                }
+            }
         }
-        self.checkpoints.abandon();
-        self.evaluation.abandon();
-        self.saved = false;
-        self.tasks.restore(self.committed.as_ref().map(|m| m.done.clone()).unwrap_or_default());
-        if self.phase != Phase::Stopping {
-            self.phase = Phase::Starting;
-        }
-        let survivors: Vec<(u32, u32)> = self
-            .fleet
-            .servers()
-            .iter()
-            .filter(|(_, server)| server.state != State::Waiting)
-            .filter_map(|(id, server)| Some((*id, server.pid?)))
-            .collect();
-        for (id, pid) in survivors {
-            self.fleet.leaving(Role::Server, id);
-            effects.push(Effect::Kill(Role::Server, id, pid));
-        }
-        let from = self.committed.as_ref().map(|m| m.id);
-        let facts = fields([("checkpoint", json!(from)), ("records", json!(self.tasks.records()))]);
-        effects.push(Effect::Emit("rolled_back", facts));
     }
 
     /// Carries out what the fleet needs.

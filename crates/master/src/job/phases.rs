@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use elasticdl_spec::mix::{hash_text, mix2};
-use elasticdl_wire::control::{CheckpointWrittenRequest, Role};
+use elasticdl_spec::TaskId;
+use elasticdl_wire::control::{CheckpointWrittenRequest, File, Role};
 use serde_json::{Value, json};
 
 use super::members::refused;
@@ -12,6 +12,7 @@ use super::view;
 use super::{Answer, Caller, Effect, Job, Ticket, fields};
 use crate::checkpoint::{FORMAT, Manifest, PartitionFile, Progress, Written};
 use crate::fleet::State;
+use crate::ledger::Entry;
 use crate::status::{Phase, StopRequest};
 
 /// How long a stop waits for workers to drain before they are ended.
@@ -23,11 +24,16 @@ impl Job {
     /// Time has passed.
     pub(super) fn tick(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let limit = self.plan.job.limits.lease;
+        if self.places.iter().any(|place| place.address.is_none()) {
+            self.tasks.renew_all(now);
+        }
         for (task, worker) in self.tasks.expire(now, limit) {
+            self.record_freed(vec![task], effects);
             let facts = fields([("task", json!(task)), ("worker", json!(worker.0))]);
             effects.push(Effect::Emit("lease_expired", facts));
         }
         self.evaluation.expire(now, limit, None);
+        self.end_silent(now, effects);
         self.trim_window(now);
         self.answer_beats(now, effects);
         if self.phase == Phase::Training && now.saturating_sub(self.last_progress) >= PROGRESS {
@@ -67,7 +73,9 @@ impl Job {
                     self.begin_checkpoint(now, effects);
                 }
             }
-            Phase::Saving if self.saved => self.after_save(now, effects),
+            // A server died, and with it what no checkpoint covers.
+            Phase::Saving | Phase::Evaluating if !self.tasks.is_complete() => self.phase = Phase::Training,
+            Phase::Saving if self.tasks.is_covered() => self.after_save(now, effects),
             Phase::Saving if self.checkpoints.writing().is_none() => self.begin_checkpoint(now, effects),
             Phase::Evaluating if self.evaluated_last => self.after_evaluation(now, effects),
             Phase::Stopping => self.advance_stop(now, effects),
@@ -92,6 +100,9 @@ impl Job {
     }
 
     fn after_evaluation(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if let Some(error) = self.quarantine_verdict() {
+            return self.fail(now, error, effects);
+        }
         if !self.exports {
             return self.finish(now, Phase::Done, effects);
         }
@@ -119,12 +130,15 @@ impl Job {
     }
 
     fn begin_checkpoint(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        if self.checkpoints.writing().is_some() || self.places.iter().any(|p| p.address.is_none()) {
+        let away = self.places.iter().any(|p| p.address.is_none());
+        let between_steps = !self.plan.job.is_deterministic() || !self.tasks.any_leased();
+        if self.checkpoints.writing().is_some() || away || !between_steps {
             return;
         }
         let servers: BTreeSet<u32> = self.places.iter().map(|p| p.server).collect();
-        self.checkpoint_covers_all = self.tasks.is_complete();
-        self.checkpoints.begin(now, servers, self.tasks.done().clone());
+        let checkpoint = self.checkpoints.begin(now, servers);
+        // Written before a server hears of it: a master that has a successor does not get any further.
+        effects.push(Effect::Record(Entry::Cut { checkpoint }));
         self.answer_beats(now, effects);
     }
 
@@ -144,11 +158,10 @@ impl Job {
             let error = format!("ps-{}: {}", caller.id, written.error);
             return self.checkpoint_failed(now, written.checkpoint, error, effects);
         }
-        let stale = |f: &&elasticdl_wire::control::Assignment| {
-            self.places.get(f.partition as usize).is_none_or(|p| p.incarnation != f.incarnation)
-        };
-        if written.files.iter().any(|f| stale(&f)) {
-            return; // Cut before a roll-back: that checkpoint was abandoned.
+        let stale =
+            |f: &File| self.places.get(f.partition as usize).is_none_or(|p| p.incarnation != f.incarnation);
+        if written.files.iter().any(stale) {
+            return; // Cut in another life: that checkpoint was abandoned.
         }
         let files: BTreeMap<u32, PartitionFile> = written
             .files
@@ -157,7 +170,9 @@ impl Job {
                 (f.partition, PartitionFile { bytes: f.bytes, crc32: f.crc32, incarnation: f.incarnation })
             })
             .collect();
-        if let Progress::Complete(done) = self.checkpoints.written(caller.id, written.checkpoint, files) {
+        let marks = written.files.iter().map(|f| (f.partition, marks_of(f))).collect();
+        let progress = self.checkpoints.written(caller.id, written.checkpoint, files, marks);
+        if let Progress::Complete(done) = progress {
             effects.push(Effect::Commit(Box::new(self.manifest(done))));
         }
     }
@@ -172,37 +187,8 @@ impl Job {
             optimizer: job.train.optimizer,
             seed: job.train.seed,
             partitions: written.files,
-            done: written.done,
-            shards: self.shards_fingerprint(),
+            done: self.tasks.covered_by(&written.marks),
         }
-    }
-
-    /// One number for all shards in their order; 0 while not all are known.
-    fn shards_fingerprint(&self) -> u64 {
-        if !self.tasks.is_indexed() {
-            return 0;
-        }
-        self.tasks.shards().iter().fold(1, |hash, shard| {
-            let place = mix2(hash_text(&shard.path), shard.first);
-            mix2(mix2(hash, place), mix2(shard.records.unwrap_or(u64::MAX), shard.fingerprint))
-        })
-    }
-
-    /// All shards are known: are they the ones that the checkpoint was made from?
-    pub(super) fn all_found(&mut self, effects: &mut Vec<Effect>) {
-        self.tasks.all_found();
-        let before = self.committed.as_ref().map_or(0, |m| m.shards);
-        if before != 0 && before != self.shards_fingerprint() {
-            let error = "the training files are not those that the checkpoint was made from: their number, \
-                         size, time or shards differ, so that records would be lost or counted twice; put the old \
-                         files back, or train anew under another name";
-            return self.fail(Duration::ZERO, error.into(), effects);
-        }
-        let facts = fields([
-            ("shards", json!(self.tasks.shards().len())),
-            ("records_total", json!(self.tasks.records_total())),
-        ]);
-        effects.push(Effect::Emit("indexed", facts));
     }
 
     pub(super) fn commit_over(
@@ -223,9 +209,12 @@ impl Job {
                     ("bytes", json!(bytes)),
                     ("records", json!(manifest.done.records)),
                 ]);
+                let covered = manifest.done.clone();
+                effects.push(Effect::Record(Entry::Committed { checkpoint: id, covered: covered.clone() }));
                 effects.push(Effect::Emit("checkpoint", facts));
+                effects.push(Effect::Prune(id));
+                self.tasks.commit(covered);
                 self.committed = Some(*manifest);
-                self.saved = self.checkpoint_covers_all;
                 if self.phase == Phase::Stopping {
                     self.finish(now, Phase::Stopped, effects);
                 }
@@ -260,6 +249,7 @@ impl Job {
             return effects.push(Effect::Answer(ticket, Answer::Refused(reason)));
         }
         let facts = fields([("from", json!(self.fleet.workers_wanted())), ("to", json!(workers))]);
+        effects.push(Effect::Record(Entry::Scaled { workers }));
         self.fleet.scale(workers);
         self.reconcile(now, effects);
         effects.push(Effect::Emit("scaled", facts));
@@ -271,7 +261,7 @@ impl Job {
             return;
         }
         // Before the first batch and after the last there is nothing that a checkpoint would save.
-        if stop.now || matches!(self.phase, Phase::Starting | Phase::Evaluating) || self.saved {
+        if stop.now || matches!(self.phase, Phase::Starting | Phase::Evaluating) || self.tasks.is_covered() {
             return self.finish(now, Phase::Stopped, effects);
         }
         if self.phase != Phase::Stopping {
@@ -323,7 +313,12 @@ impl Job {
                 effects.extend(order.map(Effect::Fleet));
             }
         }
+        effects.push(Effect::Record(Entry::Finished { phase }));
         effects.push(Effect::Emit("finished", view::finished(self, now)));
         effects.push(Effect::Finish(phase));
     }
+}
+
+fn marks_of(file: &File) -> BTreeMap<TaskId, u64> {
+    file.marks.iter().map(|mark| (TaskId::train(mark.epoch, mark.shard), mark.mark)).collect()
 }

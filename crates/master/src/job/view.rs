@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Job, fields};
 use crate::fleet::{Member, State};
-use crate::status::{Phase, Process, Status};
+use crate::status::{LedgerStatus, Phase, Process, Status};
 
 /// Rates over a shorter time than this say nothing.
 const RATE_OVER_MIN: f64 = 0.5;
@@ -37,6 +37,10 @@ pub fn status(job: &Job, now: Duration) -> Status {
         workers: processes(job, Role::Worker),
         servers: processes(job, Role::Server),
         checkpoint: job.committed.as_ref().map(|m| m.id),
+        term: job.term,
+        replayed: job.replayed,
+        quarantined: job.quarantined.clone(),
+        ledger: LedgerStatus::default(),
     }
 }
 
@@ -73,6 +77,7 @@ pub fn finished(job: &Job, now: Duration) -> Map<String, Value> {
         ("auc", json!(job.last_scores.and_then(|s| s.1))),
         ("records", json!(job.tasks.records())),
         ("bad_records", json!(job.tasks.bad_records())),
+        ("replayed", json!(job.replayed)),
         ("records_per_second", json!(train_rate)),
         ("train_seconds", json!(train_seconds)),
         ("epochs", json!(job.plan.job.train.epochs)),

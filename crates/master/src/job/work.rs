@@ -4,30 +4,44 @@ use std::time::Duration;
 
 use elasticdl_spec::scores::Scores;
 use elasticdl_spec::{LeaseId, Purpose, TaskId, WorkerId};
-use elasticdl_wire::control::{Failed, LeaseReply, Leased, ReportRequest, Role, lease_reply, report_request};
+use elasticdl_wire::control::{
+    Done, Failed, LeaseReply, Leased, ReportRequest, Role, lease_reply, report_request,
+};
 use serde_json::json;
 
 use super::members::refused;
 use super::{Answer, Caller, Effect, Job, Ticket, fields};
+use crate::ledger::{Entry, Quarantined};
 use crate::status::Phase;
 use crate::tasks::Held;
 
 /// How soon a worker asks again when there is nothing for it.
 const WAIT_MS: u32 = 50;
-/// Failures of one batch that another try may mend, before the job is given up.
+/// Failures of one batch before it is set aside.
 const FAILURES_MAX: u32 = 3;
 /// Over how long rates and losses are averaged.
 const WINDOW: Duration = Duration::from_secs(5);
 
 impl Job {
-    pub(super) fn lease(&mut self, now: Duration, ticket: Ticket, caller: Caller, effects: &mut Vec<Effect>) {
+    pub(super) fn lease(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        caller: Caller,
+        held: &[LeaseId],
+        effects: &mut Vec<Effect>,
+    ) {
         if !self.fleet.knows(Role::Worker, caller.id, caller.pid) {
             return effects.push(refused(ticket));
         }
+        let worker = WorkerId(caller.id);
+        let freed = self.tasks.keep_only(worker, held);
+        self.record_freed(freed, effects);
+        self.evaluation.keep_only(worker, held);
         let what = if self.phase.is_over() {
             lease_reply::What::Finished(true)
         } else {
-            match self.next_task(now, WorkerId(caller.id)) {
+            match self.next_task(now, worker, effects) {
                 Some(leased) => lease_reply::What::Leased(leased),
                 None => lease_reply::What::WaitMs(WAIT_MS),
             }
@@ -36,23 +50,33 @@ impl Job {
     }
 
     /// Evaluation goes first: its figures are wanted of this moment, and it is short.
-    fn next_task(&mut self, now: Duration, worker: WorkerId) -> Option<Leased> {
+    fn next_task(&mut self, now: Duration, worker: WorkerId, effects: &mut Vec<Effect>) -> Option<Leased> {
         if !matches!(self.phase, Phase::Training | Phase::Evaluating) {
             return None;
         }
         let id = self.next_lease();
-        let evaluating = self.evaluation.lease(now, id, worker);
-        let task = match evaluating {
-            Some(task) => task,
-            None if self.phase == Phase::Training => self.tasks.lease(now, id, worker)?,
-            None => return None,
-        };
-        let shard = match task.purpose {
-            Purpose::Train => self.tasks.shard(task),
-            Purpose::Evaluate => self.evaluation.shard(task),
-        };
-        let shard = serde_json::to_string(shard).expect("a shard is JSON");
-        Some(Leased { task: task.to_string(), term: id.term, lease: id.n, shard })
+        if let Some(task) = self.evaluation.lease(now, id, worker) {
+            let shard = serde_json::to_string(self.evaluation.shard(task)).expect("a shard is JSON");
+            return Some(Leased { task: task.to_string(), term: id.term, lease: id.n, shard, ..Leased::default() });
+        }
+        if self.phase != Phase::Training || self.is_cut_due(now) {
+            return None;
+        }
+        let (task, again) = self.tasks.lease(now, id, worker)?;
+        effects.push(Effect::Record(Entry::Leased { task, lease: id, worker }));
+        if !std::mem::replace(&mut self.has_leased, true) {
+            effects.push(Effect::Emit("leasing", fields([("term", json!(self.term))])));
+        }
+        let shard = serde_json::to_string(self.tasks.shard(task)).expect("a shard is JSON");
+        let quarantined = self.quarantined.iter().filter(|q| q.task == task).map(|q| q.batch).collect();
+        Some(Leased { task: task.to_string(), term: id.term, lease: id.n, shard, again, quarantined })
+    }
+
+    /// Whether no task may begin now: where the outcome must not depend on time, a checkpoint is cut while no
+    /// task is under way, so that all partitions are cut at one step.
+    fn is_cut_due(&self, now: Duration) -> bool {
+        self.plan.job.is_deterministic()
+            && (self.checkpoints.writing().is_some() || self.checkpoints.is_due(now))
     }
 
     pub(super) fn report(
@@ -72,10 +96,15 @@ impl Job {
             Purpose::Train => self.train_report(now, task, id, &report, effects),
             Purpose::Evaluate => self.evaluate_report(now, task, id, &report, effects),
         };
+        let known = self.known.entry((Role::Worker as i32, caller.id)).or_default();
+        known.heard = now;
         if held == Held::Yes && report.records > 0 {
-            let known = self.known.entry((Role::Worker as i32, caller.id)).or_default();
             known.records += report.records;
             self.fleet.progress();
+        }
+        if held == Held::Yes && report.began {
+            let facts = fields([("task", json!(task)), ("worker", json!(caller.id))]);
+            effects.push(Effect::Emit("task_goes_on", facts));
         }
         effects.push(Effect::Answer(ticket, Answer::Report(held == Held::Yes)));
     }
@@ -94,14 +123,44 @@ impl Job {
         self.window.push_back((now, report.records, report.loss_sum));
         self.check_bad_records(now, report, effects);
         match &report.outcome {
-            Some(report_request::Outcome::Done(done)) => self.tasks.finish(task, id, done.task_records),
-            Some(report_request::Outcome::Returned(_)) => self.tasks.give_back(task, id),
+            Some(report_request::Outcome::Done(done)) => self.task_done(now, task, id, done, effects),
+            Some(report_request::Outcome::Returned(_)) => self.free(task, id, effects),
             Some(report_request::Outcome::Failed(failed)) => {
                 self.failed(now, task, failed, effects);
-                self.tasks.give_back(task, id)
+                self.free(task, id, effects)
             }
             Some(report_request::Outcome::Progress(_)) | None => Held::Yes,
         }
+    }
+
+    /// Every batch was acknowledged. If that was by partitions that live no more, it says nothing.
+    fn task_done(
+        &mut self,
+        now: Duration,
+        task: TaskId,
+        id: LeaseId,
+        done: &Done,
+        effects: &mut Vec<Effect>,
+    ) -> Held {
+        let alive = self.places.iter().map(|place| place.incarnation);
+        if !alive.eq(done.incarnations.iter().copied()) {
+            self.free(task, id, effects);
+            return Held::No;
+        }
+        let Some(finished) = self.tasks.finish(task, id, done.task_records, done.batches) else {
+            return Held::No;
+        };
+        effects.push(Effect::Record(Entry::Done { task, finished }));
+        self.replay_done(now, task, effects);
+        Held::Yes
+    }
+
+    fn free(&mut self, task: TaskId, id: LeaseId, effects: &mut Vec<Effect>) -> Held {
+        let held = self.tasks.give_back(task, id);
+        if held == Held::Yes {
+            self.record_freed(vec![task], effects);
+        }
+        held
     }
 
     fn evaluate_report(
@@ -160,20 +219,33 @@ impl Job {
         }
     }
 
-    /// A worker could not do a batch.
+    /// A worker could not do a batch. Where that happens again and again, the batch is set aside.
     fn failed(&mut self, now: Duration, task: TaskId, failed: &Failed, effects: &mut Vec<Effect>) {
-        let tries = self.failures.entry((task.to_string(), failed.batch)).or_default();
-        *tries += 1;
-        let error = format!("task {task}, batch {}: {}", failed.batch, failed.error);
-        if failed.user_error || *tries >= FAILURES_MAX {
+        let batch = failed.batch;
+        let error = format!("task {task}, batch {batch}: {}", failed.error);
+        if failed.fatal {
             return self.fail(now, error, effects);
         }
-        effects.push(Effect::Emit("warning", fields([("message", json!(error))])));
+        let tries = self.failures.entry((task, batch)).or_default();
+        *tries += 1;
+        if *tries < FAILURES_MAX {
+            return effects.push(Effect::Emit("warning", fields([("message", json!(error))])));
+        }
+        if task.purpose == Purpose::Evaluate {
+            return self.fail(now, error, effects);
+        }
+        let quarantined = Quarantined { task, batch, error: failed.error.clone() };
+        let facts = fields([("task", json!(task)), ("batch", json!(batch)), ("error", json!(failed.error))]);
+        effects.push(Effect::Record(Entry::Quarantined(quarantined.clone())));
+        effects.push(Effect::Emit("quarantined", facts));
+        self.quarantined.push(quarantined);
     }
 
+    /// Records of quarantined batches are bad too, but those end the job only when all else is trained.
     fn check_bad_records(&mut self, now: Duration, report: &ReportRequest, effects: &mut Vec<Effect>) {
         let (bad, max) = (self.tasks.bad_records(), self.plan.job.data.bad_records_max);
-        if bad <= max {
+        let quarantined = self.quarantined.len() as u64 * self.plan.job.train.batch as u64;
+        if bad <= max + quarantined {
             return;
         }
         let examples = report.bad_examples.join("\n  ");
@@ -181,6 +253,20 @@ impl Job {
             "{bad} malformed records, and data.bad_records_max is {max}; the last ones:\n  {examples}"
         );
         self.fail(now, error, effects);
+    }
+
+    /// What must be said of quarantined batches at the end, where the job does not allow for so many.
+    pub(super) fn quarantine_verdict(&self) -> Option<String> {
+        let (bad, max) = (self.tasks.bad_records(), self.plan.job.data.bad_records_max);
+        let first = self.quarantined.first().filter(|_| bad > max)?;
+        Some(format!(
+            "everything else is trained, but {} batches were set aside ({bad} records in all, and \
+             data.bad_records_max is {max}); the first is task {}, batch {}: {}",
+            self.quarantined.len(),
+            first.task,
+            first.batch,
+            first.error
+        ))
     }
 
     /// Forgets what is too old for rates.

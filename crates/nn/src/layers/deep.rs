@@ -1,29 +1,28 @@
-//! The dense network: ReLU layers and one output, on Burn's CPU backend.
+//! The dense network: ReLU layers and one output.
 //!
-//! Burn multiplies the matrices. The backward pass is written out here rather than taken from
-//! autodiff: bias, ReLU and their gradients are then one pass over a matrix in place, and nothing
-//! is copied on the way in or out.
+//! The backward pass is written out: bias, ReLU and their gradients are one pass over a matrix in place,
+//! a weight's gradient is added where it belongs by the product itself, and every matrix keeps its place
+//! from one block of records to the next.
 
-use burn::tensor::{Device, Tensor, TensorData};
 use pulp::{Arch, Simd, WithSimd};
 
 use super::lanes;
+use super::matrix::{Matrix, add_product, multiply};
 
 /// ReLU layers and one output without a bias of its own.
 pub(crate) struct Deep {
     /// Inputs, then the outputs of each layer.
     widths: Vec<usize>,
     /// widths[i] × widths[i + 1].
-    weights: Vec<Tensor<2>>,
+    weights: Vec<Vec<f32>>,
     biases: Vec<Vec<f32>>,
     /// Weights of the last layer's outputs.
     out: Vec<f32>,
-    /// What each layer was given in the last `forward`, then the last layer's outputs.
-    inputs: Vec<Tensor<2>>,
-    /// The input matrix while no tensor has it, and the derivatives by it.
-    x: Option<TensorData>,
-    dx: Option<TensorData>,
-    device: Device,
+    /// What each layer was given in the last `forward`, then the last layer's outputs; a line per record.
+    inputs: Vec<Vec<f32>>,
+    /// The derivatives by a layer's outputs and by its inputs while `backward` passes it.
+    dy: Vec<f32>,
+    dx: Vec<f32>,
     /// Which vectors this processor has.
     arch: Arch,
 }
@@ -33,21 +32,11 @@ impl Deep {
     pub fn new(inputs: usize, hidden: &[usize]) -> Self {
         assert!(!hidden.is_empty(), "a dense network has at least one layer");
         let widths: Vec<usize> = std::iter::once(inputs).chain(hidden.iter().copied()).collect();
-        let device = Device::flex();
-        let weights = widths.windows(2).map(|w| Tensor::zeros([w[0], w[1]], &device)).collect();
+        let weights = widths.windows(2).map(|w| vec![0.0; w[0] * w[1]]).collect();
         let biases = hidden.iter().map(|&width| vec![0.0; width]).collect();
         let out = vec![0.0; widths[hidden.len()]];
-        Deep {
-            widths,
-            weights,
-            biases,
-            out,
-            inputs: Vec::new(),
-            x: None,
-            dx: None,
-            device,
-            arch: Arch::new(),
-        }
+        let inputs = vec![Vec::new(); widths.len()];
+        Deep { widths, weights, biases, out, inputs, dy: Vec::new(), dx: Vec::new(), arch: Arch::new() }
     }
 
     /// Takes the values: weight and bias of each layer, then the output's weights.
@@ -55,11 +44,7 @@ impl Deep {
         assert_eq!(tensors.len(), 2 * self.weights.len() + 1, "two tensors per layer and the output");
         let layers = self.weights.iter_mut().zip(&mut self.biases);
         for ((weight, bias), values) in layers.zip(tensors.chunks_exact(2)) {
-            weight.inplace(|weight| {
-                let mut data = weight.into_data();
-                floats_mut(&mut data).copy_from_slice(values[0]);
-                Tensor::from_data(data, &self.device)
-            });
+            weight.copy_from_slice(values[0]);
             bias.copy_from_slice(values[1]);
         }
         self.out.copy_from_slice(tensors[tensors.len() - 1]);
@@ -67,32 +52,22 @@ impl Deep {
 
     /// The input matrix, a line per record, to be written before `forward`.
     pub fn input(&mut self, records: usize) -> &mut [f32] {
-        if !self.inputs.is_empty() {
-            self.x = Some(self.inputs.swap_remove(0).into_data());
-            self.inputs.clear();
+        for (matrix, width) in self.inputs.iter_mut().zip(&self.widths) {
+            matrix.resize(records * width, 0.0);
         }
-        let len = records * self.widths[0];
-        let kept = self.x.take().filter(|x| x.num_elements() == len);
-        floats_mut(
-            self.x.insert(
-                kept.unwrap_or_else(|| TensorData::new(vec![0.0f32; len], [records, self.widths[0]])),
-            ),
-        )
+        &mut self.inputs[0]
     }
 
     /// Adds the network's output for each line of the input matrix to its logit.
     pub fn forward(&mut self, logits: &mut [f32]) {
-        let x = self.x.take().expect("the input matrix was written");
-        self.inputs.push(Tensor::from_data(x, &self.device));
         for (layer, (weight, bias)) in self.weights.iter().zip(&self.biases).enumerate() {
-            let mut data = self.inputs[layer].clone().matmul(weight.clone()).into_data();
-            let y = floats_mut(&mut data);
+            let (before, after) = self.inputs.split_at_mut(layer + 1);
+            let (x, y) = (&before[layer], &mut after[0]);
+            multiply(Matrix::new(x, self.widths[layer]), Matrix::new(weight, bias.len()), y);
             self.arch.dispatch(AddBiasAndClip { y, bias });
-            if layer + 1 == self.weights.len() {
-                self.arch.dispatch(AddOutputs { y, weights: &self.out, logits });
-            }
-            self.inputs.push(Tensor::from_data(data, &self.device));
         }
+        let y = self.inputs.last().expect("at least one layer");
+        self.arch.dispatch(AddOutputs { y, weights: &self.out, logits });
     }
 
     /// Adds the gradients, in the order of `load`, for `slopes`, the loss's derivatives by each
@@ -101,37 +76,24 @@ impl Deep {
         let arch = self.arch;
         let (of_layers, of_out) = gradients.split_at_mut(2 * self.weights.len());
         // The last layer's outputs are needed no more, so their place takes the derivatives.
-        let mut data = self.pop_input();
+        std::mem::swap(&mut self.dy, self.inputs.last_mut().expect("at least one layer"));
         let (weights, gradient) = (&self.out[..], &mut of_out[0][..]);
-        arch.dispatch(OutputGradient { y: floats_mut(&mut data), slopes, weights, gradient });
+        arch.dispatch(OutputGradient { y: &mut self.dy, slopes, weights, gradient });
         for (layer, weight) in self.weights.iter().enumerate().rev() {
             let (of_weight, of_bias) = of_layers[2 * layer..].split_at_mut(1);
-            arch.dispatch(AddLines { matrix: floats(&data), sums: &mut of_bias[0] });
-            let dy = Tensor::<2>::from_data(data, &self.device);
-            let dw = self.inputs[layer].clone().transpose().matmul(dy.clone()).into_data();
-            arch.dispatch(AddLines { matrix: floats(&dw), sums: &mut of_weight[0] });
-            data = dy.matmul(weight.clone().transpose()).into_data();
+            arch.dispatch(AddLines { matrix: &self.dy, sums: &mut of_bias[0] });
+            let (x, width) = (&self.inputs[layer], self.widths[layer]);
+            let dy = Matrix::new(&self.dy, self.widths[layer + 1]);
+            add_product(Matrix::new(x, width).transposed(), dy, &mut of_weight[0]);
+            self.dx.resize(x.len(), 0.0);
+            multiply(dy, Matrix::new(weight, self.widths[layer + 1]).transposed(), &mut self.dx);
             if layer > 0 {
-                let y = self.inputs.pop().expect("an input per layer").into_data();
-                arch.dispatch(ClipGradient { dy: floats_mut(&mut data), y: floats(&y) });
+                arch.dispatch(ClipGradient { dy: &mut self.dx, y: x });
+                std::mem::swap(&mut self.dy, &mut self.dx);
             }
         }
-        let x = self.pop_input();
-        (floats(self.x.insert(x)), floats_mut(self.dx.insert(data)))
+        (&self.inputs[0], &mut self.dx)
     }
-
-    fn pop_input(&mut self) -> TensorData {
-        self.inputs.pop().expect("backward follows forward").into_data()
-    }
-}
-
-/// The values of a matrix of ours.
-fn floats(data: &TensorData) -> &[f32] {
-    data.as_slice().expect("all tensors here are f32")
-}
-
-fn floats_mut(data: &mut TensorData) -> &mut [f32] {
-    data.as_mut_slice().expect("all tensors here are f32")
 }
 
 /// y ← ReLU(y + bias), line by line.

@@ -1,7 +1,7 @@
 //! Reading a partition's file back: verified first, then believed.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Cursor, Read, Seek};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -35,19 +35,57 @@ pub fn restore(
 ) -> Result<Partition> {
     let path = path_of(dir, id);
     verify(&path, sum)?;
-    let mut file = CheckpointFile::open(&path)?;
-    check_belongs(&file.head, model, id, &path)?;
+    restored(model, CheckpointFile::open(&path)?, id, incarnation)
+}
+
+/// [`restore`] from a file in memory: for tests and simulations of disks.
+///
+/// # Errors
+///
+/// Those of [`restore`].
+pub fn decode(
+    model: &Arc<Model>,
+    bytes: &[u8],
+    id: PartitionId,
+    incarnation: u64,
+    sum: Sum,
+) -> Result<Partition> {
+    let path = path_of(Path::new("memory"), id);
+    let (found, crc32) = (bytes.len() as u64, crc32fast::hash(bytes));
+    if found < sum.bytes {
+        return Err(Error::Truncated { path: path.display().to_string(), found, expected: sum.bytes });
+    }
+    if (Sum { bytes: found, crc32 }) != sum {
+        return Err(Error::damaged(&path, format!("{found} bytes of CRC-32 {crc32:08x}, where {sum:?} was written")));
+    }
+    restored(model, CheckpointFile::over(&path, Cursor::new(bytes))?, id, incarnation)
+}
+
+/// What a file in memory says about itself.
+pub fn decode_head(bytes: &[u8]) -> Result<Head> {
+    Ok(CheckpointFile::over(Path::new("memory"), Cursor::new(bytes))?.head)
+}
+
+/// Fills a partition from a file whose bytes are verified.
+fn restored<R: Read + Seek>(
+    model: &Arc<Model>,
+    mut file: CheckpointFile<'_, R>,
+    id: PartitionId,
+    incarnation: u64,
+) -> Result<Partition> {
+    let path = file.path;
+    check_belongs(&file.head, model, id, path)?;
     let mut partition = Partition::new(Arc::clone(model), id, incarnation);
     let mut tensors: Vec<(Vec<f32>, Vec<f32>)> = vec![Default::default(); partition.tensors().len()];
     let ours = model.tensors_of(id).unwrap_or_default();
     while let Some(batch) = file.next_batch()? {
         let Some(tensor) = batch.name.checked_sub(model.shape.tables.len()) else {
-            fill_table(&mut partition, &batch, &path)?;
+            fill_table(&mut partition, &batch, path)?;
             continue;
         };
         let Some(place) = ours.iter().position(|i| *i == tensor) else {
             return Err(Error::damaged(
-                &path,
+                path,
                 format!("it holds tensor number {tensor} of another partition"),
             ));
         };
@@ -58,12 +96,12 @@ pub fn restore(
     for (table, rows) in tables.iter().zip(&file.head.rows) {
         if table.len() as u64 != *rows {
             let name = &table.shape().name;
-            return Err(Error::damaged(&path, format!("{} of {rows} rows of {name:?}", table.len())));
+            return Err(Error::damaged(path, format!("{} of {rows} rows of {name:?}", table.len())));
         }
     }
     for (place, (values, slots)) in places.iter_mut().zip(tensors) {
         if !place.restore(values, slots) {
-            return Err(Error::damaged(&path, format!("tensor {:?} is incomplete", place.shape().name)));
+            return Err(Error::damaged(path, format!("tensor {:?} is incomplete", place.shape().name)));
         }
     }
     let Head { marks, closed, audit, version, .. } = file.head;
@@ -104,10 +142,10 @@ pub fn read_head(path: &Path) -> Result<Head> {
 }
 
 /// A file being read, batch by batch.
-pub(super) struct CheckpointFile<'a> {
+pub(super) struct CheckpointFile<'a, R = File> {
     path: &'a Path,
     pub(super) head: Head,
-    reader: FileReader<File>,
+    reader: FileReader<R>,
 }
 
 /// Rows of one table, or a piece of one tensor.
@@ -121,7 +159,14 @@ impl<'a> CheckpointFile<'a> {
     pub(super) fn open(path: &'a Path) -> Result<Self> {
         let file = File::open(path)
             .map_err(|e| Error::io(format!("opening checkpoint file {}", path.display()), e))?;
-        let reader = FileReader::try_new(file, None).map_err(|e| arrow_error(path, e))?;
+        CheckpointFile::over(path, file)
+    }
+}
+
+impl<'a, R: Read + Seek> CheckpointFile<'a, R> {
+    /// A file whose bytes come from `source`; the path is for messages.
+    fn over(path: &'a Path, source: R) -> Result<Self> {
+        let reader = FileReader::try_new(source, None).map_err(|e| arrow_error(path, e))?;
         let schema = reader.schema();
         if schema.fields().iter().map(|f| f.name().as_str()).ne(COLUMNS) {
             return Err(Error::foreign(path, "format", format!("it has other columns than {COLUMNS:?}")));

@@ -41,12 +41,24 @@ pub fn sync(dir: &Path) -> Result<()> {
     synced.map_err(|e| Error::io(format!("syncing checkpoint directory {}", dir.display()), e))
 }
 
+/// The file of `snapshot` in memory, with its sum: for tests and simulations of disks.
+pub fn encode(snapshot: Snapshot) -> Result<(Vec<u8>, Sum)> {
+    write_to(snapshot, Vec::new(), 0).map_err(|e| Error::io("encoding a partition", e))
+}
+
 fn write_file(snapshot: Snapshot, path: &Path) -> io::Result<Sum> {
+    let (file, sum) = write_to(snapshot, File::create(path)?, 1 << 20)?;
+    file.sync_all()?;
+    Ok(sum)
+}
+
+/// Writes a snapshot to `inner`, `buffer` bytes at a time.
+fn write_to<W: Write>(snapshot: Snapshot, inner: W, buffer: usize) -> io::Result<(W, Sum)> {
     let Snapshot { head, names, chunks } = snapshot;
     let schema = schema(&head)?;
     let names: ArrayRef = Arc::new(StringArray::from(names));
-    let file = Summing { inner: File::create(path)?, bytes: 0, crc: crc32fast::Hasher::new() };
-    let buffered = BufWriter::with_capacity(1 << 20, file);
+    let file = Summing { inner, bytes: 0, crc: crc32fast::Hasher::new() };
+    let buffered = BufWriter::with_capacity(buffer, file);
     let mut writer = FileWriter::try_new(buffered, &schema).map_err(to_io)?;
     // Chunk by chunk, so that the copy shrinks while it is written.
     for chunk in chunks {
@@ -56,8 +68,8 @@ fn write_file(snapshot: Snapshot, path: &Path) -> io::Result<Sum> {
     let mut buffered = writer.into_inner().map_err(to_io)?;
     buffered.flush()?;
     let file = buffered.into_inner().map_err(io::IntoInnerError::into_error)?;
-    file.inner.sync_all()?;
-    Ok(Sum { bytes: file.bytes, crc32: file.crc.finalize() })
+    let sum = Sum { bytes: file.bytes, crc32: file.crc.finalize() };
+    Ok((file.inner, sum))
 }
 
 /// The file's schema; see the module [`crate::checkpoint`].

@@ -35,7 +35,48 @@ pub fn cross_check(resolver: &mut Resolver) {
     if values.get("data.train").is_some_and(|(v, _)| v.as_array().is_some_and(Vec::is_empty)) {
         resolver.problem("spec.data.train", "no file is named".into(), Some("name a path or a glob".into()));
     }
+    check_staleness(resolver, &values);
+    check_counting(resolver, &values);
     check_layout(resolver, &values);
+}
+
+fn check_staleness(resolver: &mut Resolver, values: &Values) {
+    let number = |path| values.get(path).and_then(|(v, _)| v.as_u64());
+    match (number("train.staleness"), number("workers.max")) {
+        (Some(0), Some(max)) if max != 1 => {
+            let what = format!("0 takes one worker, and spec.workers.max is {max}");
+            let hint = Some("set spec.workers.max to 1, or leave spec.train.staleness out".into());
+            resolver.problem("spec.train.staleness", what, hint);
+        }
+        (Some(batches), _) if batches > 0 => {
+            let what = format!("{batches} was given; this takes 0 only");
+            let hint = Some("set it to 0 with one worker, or leave it out".into());
+            resolver.problem("spec.train.staleness", what, hint);
+        }
+        _ => {}
+    }
+}
+
+/// A model that counts needs steps of exactly 1.
+fn check_counting(resolver: &mut Resolver, values: &Values) {
+    let text = |path| values.get(path).and_then(|(v, _)| v.as_str());
+    if text("model.zoo") != Some("counting") {
+        return;
+    }
+    if let Some(optimizer) = text("train.optimizer").filter(|name| *name != "sgd") {
+        let what = format!("{optimizer} would not add exactly 1 for each record, as the model counting does");
+        resolver.problem("spec.train.optimizer", what, Some("set it to sgd".into()));
+    }
+    let rate = values.get("train.learning_rate").and_then(|(v, _)| v.as_f64());
+    if let Some(rate) = rate.filter(|rate| *rate != 1.0) {
+        let what =
+            format!("steps of {rate} would not add exactly 1 for each record, as the model counting does");
+        resolver.problem("spec.train.learning_rate", what, Some("set it to 1".into()));
+    }
+    if text("data.layout") == Some("custom") && texts(values, "data.categorical").is_empty() {
+        let what = "the model counting counts by the first of these, and there is none".to_string();
+        resolver.problem("spec.data.categorical", what, Some("name the column to count by".into()));
+    }
 }
 
 fn check_layout(resolver: &mut Resolver, values: &Values) {
@@ -95,6 +136,7 @@ pub fn job(values: &Values) -> JobSpec {
             batch: get(v, "train.batch"),
             optimizer: optimizer(v),
             seed: get(v, "train.seed"),
+            staleness: option(v, "train.staleness"),
         },
         evaluate: EvaluateSpec { every: duration(v, "evaluate.every") },
         workers: WorkersSpec {
@@ -113,6 +155,7 @@ pub fn job(values: &Values) -> JobSpec {
         limits: LimitsSpec {
             lease: duration(v, "limits.lease").expect("it has a default"),
             orphan: duration(v, "limits.orphan").expect("it has a default"),
+            silence: duration(v, "limits.silence").expect("it has a default"),
             restarts: get(v, "limits.restarts"),
         },
     }

@@ -109,3 +109,60 @@ fn nan_and_infinity_are_no_learning_rates() {
         assert!(outcome.is_err(), "{text}");
     }
 }
+
+fn with(flags: &[(&str, &str)]) -> Result<Resolved, String> {
+    let flags = flags.iter().map(|(path, text)| (path.to_string(), text.to_string())).collect();
+    resolve(&Inputs { file: Some(GOOD), flags, ..Inputs::default() }).map_err(|e| e.to_string())
+}
+
+#[test]
+fn a_staleness_of_zero_takes_one_worker_and_makes_the_job_deterministic() {
+    let job = with(&[("train.staleness", "0"), ("workers.max", "1")]).unwrap().job;
+    assert_eq!(job.train.staleness, Some(0));
+    assert!(job.is_deterministic());
+    assert_eq!((job.workers.pipeline, job.pipeline_depth()), (4, 1));
+    let job = with(&[]).unwrap().job;
+    assert_eq!((job.train.staleness, job.is_deterministic(), job.pipeline_depth()), (None, false, 4));
+    assert_eq!(
+        with(&[("train.staleness", "0")]).unwrap_err(),
+        "spec.train.staleness: 0 takes one worker, and spec.workers.max is 16\n  hint: set spec.workers.max to 1, or leave spec.train.staleness out"
+    );
+    for workers in ["1", "2"] {
+        assert_eq!(
+            with(&[("train.staleness", "3"), ("workers.max", workers)]).unwrap_err(),
+            "spec.train.staleness: 3 was given; this takes 0 only\n  hint: set it to 0 with one worker, or leave it out"
+        );
+    }
+}
+
+#[test]
+fn a_job_of_before_that_says_nothing_of_staleness_is_understood() {
+    let job = with(&[]).unwrap().job;
+    let mut json = serde_json::to_value(&job).unwrap();
+    json["train"].as_object_mut().unwrap().remove("staleness");
+    assert_eq!(serde_json::from_value::<JobSpec>(json).unwrap(), job);
+}
+
+#[test]
+fn counting_takes_steps_of_exactly_one_and_something_to_count_by() {
+    let counting = ("model.zoo", "counting");
+    let sgd = ("train.optimizer", "sgd");
+    let job = with(&[counting, sgd, ("train.learning_rate", "1")]).unwrap().job;
+    assert_eq!(job.model.zoo, crate::Zoo::Counting);
+    assert_eq!(
+        with(&[counting]).unwrap_err(),
+        "spec.train.optimizer: adagrad would not add exactly 1 for each record, as the model counting does\n  hint: set it to sgd\nspec.train.learning_rate: steps of 0.01 would not add exactly 1 for each record, as the model counting does\n  hint: set it to 1"
+    );
+    let custom = [("data.layout", "custom"), ("data.label", "y"), ("data.numeric", "x")];
+    let flags = [&[counting, sgd, ("train.learning_rate", "1.0")][..], &custom[..]].concat();
+    assert_eq!(
+        with(&flags).unwrap_err(),
+        "spec.data.categorical: the model counting counts by the first of these, and there is none\n  hint: name the column to count by"
+    );
+}
+
+#[test]
+fn the_models_of_the_settings_are_those_that_ship() {
+    let Some(Setting { rule: Rule::OneOf(names), .. }) = find("model.zoo") else { panic!("a choice") };
+    assert_eq!(*names, crate::Zoo::ALL.map(|(name, _)| name));
+}

@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use elasticdl_nn::{Gradients, Input, Model, TableInput};
 use elasticdl_spec::scores::Scores;
 use elasticdl_spec::{ModelShape, Purpose};
+use elasticdl_wire::failpoint;
 
 use super::finite::non_finite;
 use super::flight::{Body, End, Flight, Inputs, Parcel};
@@ -75,8 +76,13 @@ impl Compute {
         });
         std::mem::swap(&mut own.gradients, &mut flight.gradients);
         flight.loss_sum = own.loss_sum;
-        if let Some(what) = non_finite(&self.shape, &flight.inputs.keys, flight.loss_sum, &flight.gradients) {
-            self.fail(task, flight.inputs.index, what);
+        let Flight { inputs, gradients, loss_sum, .. } = flight;
+        if let Some(what) = non_finite(&self.shape, &inputs.keys, *loss_sum, gradients) {
+            let failed = Outcome::Failed { error: what, batch: inputs.index, fatal: true };
+            self.fail(task, failed);
+        } else if inputs.batch.records > 0 && failpoint::reached("worker.compute") {
+            let error = "a failpoint says so".to_string();
+            self.fail(task, Outcome::Failed { error, batch: inputs.index, fatal: false });
         }
     }
 
@@ -92,11 +98,8 @@ impl Compute {
             own.probabilities.extend_from_slice(&part.probabilities);
         });
         if let Some(at) = own.probabilities.iter().position(|p| !p.is_finite()) {
-            return self.fail(
-                task,
-                flight.inputs.index,
-                format!("a prediction is {}", own.probabilities[at]),
-            );
+            let error = format!("a prediction is {}", own.probabilities[at]);
+            return self.fail(task, Outcome::Failed { error, batch: flight.inputs.index, fatal: true });
         }
         let claim = task.claim;
         if evaluation.as_ref().is_none_or(|e| e.claim != claim) {
@@ -109,9 +112,8 @@ impl Compute {
     }
 
     /// Bad numbers never leave the worker: nothing of the batch is pushed, nothing after it computed.
-    fn fail(&self, task: &LeasedTask, batch: u64, error: String) {
+    fn fail(&self, task: &LeasedTask, outcome: Outcome) {
         task.drop_all();
-        let outcome = Outcome::Failed { error, batch, user_error: true };
         self.common.tell(Event::Ended { claim: task.claim, outcome });
     }
 

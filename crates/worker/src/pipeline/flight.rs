@@ -25,9 +25,14 @@ pub(super) enum Body<B> {
 }
 
 /// What is known at a task's end.
+#[derive(Default)]
 pub(super) struct End {
     /// Good records of the whole task.
     pub records: u64,
+    /// Batches of the whole task.
+    pub batches: u64,
+    /// By partition: the life that the task's fence was raised in; added by the puller to a training task.
+    pub incarnations: Vec<u64>,
     /// Scores as JSON, added by the compute stage to an evaluation.
     pub scores: Option<String>,
 }

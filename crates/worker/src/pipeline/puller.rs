@@ -34,6 +34,7 @@ struct Fenced {
     attempt: u64,
     mark: u64,
     generation: Generation,
+    incarnations: Arc<[u64]>,
 }
 
 impl Puller {
@@ -47,7 +48,13 @@ impl Puller {
                     Some(flight) => Body::Batch(flight),
                     None => continue,
                 },
-                Body::End(end) if wanted => {
+                Body::End(mut end) if wanted => {
+                    // A task without a single batch has no fence yet, and whoever hears that it is done
+                    // wants to know in which lives.
+                    if task.purpose() == Purpose::Train {
+                        let Some(fenced) = self.fence(&task, attempt, &mut fences)? else { continue };
+                        end.incarnations = fenced.incarnations.to_vec();
+                    }
                     fences.remove(&task.claim);
                     Body::End(end)
                 }
@@ -98,6 +105,9 @@ impl Puller {
         let inputs = flight.inputs_mut();
         let store = &mut self.store;
         self.common.gauges.time(Stage::Pulling, || store.pull(&inputs.keys, mode, &mut inputs.pulled))?;
+        if task.begins_again() {
+            self.common.tell(Event::Began { claim: task.claim });
+        }
         Ok(Some(flight))
     }
 
@@ -114,12 +124,12 @@ impl Puller {
             fences.retain(|_, fenced| fenced.task.wants(fenced.attempt));
             let store = &mut self.store;
             match self.common.gauges.time(Stage::Pulling, || store.fence(claim.task, claim.lease))? {
-                Fence::Held { mark, generation } => {
+                Fence::Held { mark, generation, incarnations } => {
                     if mark > 0 {
                         info!(task = %claim.task, lease = %claim.lease, mark, "task goes on from its mark");
                     }
-                    let fenced = Fenced { task: Arc::clone(task), attempt, mark, generation };
-                    fences.insert(claim, fenced);
+                    let task = Arc::clone(task);
+                    fences.insert(claim, Fenced { task, attempt, mark, generation, incarnations });
                 }
                 Fence::Lost => {
                     task.drop_all();

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
 use elasticdl_spec::Purpose;
+use elasticdl_wire::failpoint;
 use elasticdl_wire::ps::PushHeader;
 use tracing::info;
 
-use super::flight::{Body, Flight, Parcel};
+use super::flight::{Body, End, Flight, Parcel};
 use super::{Common, Event, Outcome};
 use crate::error::Result;
 use crate::gauges::Stage;
@@ -35,7 +36,7 @@ impl Pusher {
                     let _ = self.landed.send(flight);
                 }
                 Body::End(end) if wanted => {
-                    let outcome = Outcome::Done { records: end.records, scores: end.scores };
+                    let outcome = ending(&parcel.task, end);
                     self.common.tell(Event::Ended { claim: parcel.task.claim, outcome });
                 }
                 Body::End(_) => {}
@@ -86,4 +87,14 @@ impl Pusher {
         }
         Ok(())
     }
+}
+
+/// How a task ends whose every batch is acknowledged.
+fn ending(task: &LeasedTask, end: End) -> Outcome {
+    let End { records, batches, incarnations, scores } = end;
+    if task.purpose() == Purpose::Train && failpoint::reached("worker.before_done") {
+        let error = "a failpoint says so".to_string();
+        return Outcome::Failed { error, batch: batches, fatal: false };
+    }
+    Outcome::Done { records, batches, incarnations, scores }
 }

@@ -7,8 +7,7 @@ use std::error::Error as _;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, select};
-use elasticdl_data::BadRecord;
-use elasticdl_spec::Kind;
+use elasticdl_data::{BadRecord, Batch};
 
 use super::flight::{Body, End, Parcel, Read};
 use super::{Common, Event, Outcome};
@@ -40,7 +39,10 @@ struct Open {
     stream: Box<dyn Stream>,
     /// Good records so far.
     records: u64,
-    bad: u64,
+    /// Malformed records so far.
+    malformed: u64,
+    /// Good records of quarantined batches so far.
+    quarantined: u64,
     examples: Vec<String>,
     next_batch: u64,
 }
@@ -98,7 +100,8 @@ impl Reader {
         match opened {
             Ok(stream) => {
                 let examples = Vec::new();
-                Some(Open { task, attempt, stream, records: 0, bad: 0, examples, next_batch: 0 })
+                let (records, malformed, quarantined, next_batch) = (0, 0, 0, 0);
+                Some(Open { task, attempt, stream, records, malformed, quarantined, examples, next_batch })
             }
             Err(error) => {
                 self.fail_reading(&task, 0, &error);
@@ -112,10 +115,10 @@ impl Reader {
         if !open.task.wants(open.attempt) {
             return Step::Close;
         }
-        let (index, batch, bad) = match self.common.gauges.time(Stage::Reading, || open.stream.next()) {
+        let (index, mut batch, bad) = match self.common.gauges.time(Stage::Reading, || open.stream.next()) {
             Ok(Some(next)) => next,
             Ok(None) => {
-                let end = End { records: open.records, scores: None };
+                let end = End { records: open.records, batches: open.next_batch, ..End::default() };
                 return self.hand_on(open, Body::End(end), Step::Close);
             }
             Err(error) => {
@@ -125,10 +128,14 @@ impl Reader {
         };
         assert_eq!(index, open.next_batch, "batches of {} come in order", open.task.claim);
         open.next_batch += 1;
-        open.records += batch.records as u64;
         if !bad.is_empty() && !self.set_aside(open, index, &bad) {
             return Step::Close;
         }
+        if open.task.is_quarantined(index) {
+            self.quarantine(open, index, batch.records);
+            batch = Batch::default();
+        }
+        open.records += batch.records as u64;
         let mut keys = self.spare_keys.try_recv().unwrap_or_default();
         self.common.gauges.time(Stage::Reading, || deduper.dedup(&batch.ids, &mut keys));
         self.hand_on(open, Body::Batch(Read { index, batch, keys }), Step::Continue)
@@ -139,25 +146,40 @@ impl Reader {
         if self.read.send(parcel).is_ok() { then } else { Step::End }
     }
 
-    /// Counts records that are set aside; `false` where they are too many and the task has failed.
+    /// Counts malformed records; `false` where they are too many and the task has failed.
     fn set_aside(&self, open: &mut Open, batch: u64, bad: &[BadRecord]) -> bool {
-        open.bad += bad.len() as u64;
+        open.malformed += bad.len() as u64;
         let room = EXAMPLES_MAX.saturating_sub(open.examples.len());
         open.examples.extend(bad.iter().take(room).map(ToString::to_string));
-        let claim = open.task.claim;
-        self.common.tell(Event::Bad { claim, total: open.bad, examples: open.examples.clone() });
-        if open.bad <= self.bad_records_max {
+        self.tell_bad(open);
+        if open.malformed <= self.bad_records_max {
             return true;
         }
         let error = format!(
             "{} malformed records in this task, and data.bad_records_max is {}: {}",
-            open.bad,
+            open.malformed,
             self.bad_records_max,
             open.examples.join("; ")
         );
+        let claim = open.task.claim;
         open.task.drop_all();
-        self.common.tell(Event::Ended { claim, outcome: Outcome::Failed { error, batch, user_error: true } });
+        self.common.tell(Event::Ended { claim, outcome: Outcome::Failed { error, batch, fatal: true } });
         false
+    }
+
+    /// Counts the records of a batch that is not to be trained on. How many of them are too many is judged
+    /// when the job ends, not here: the rest of the task trains.
+    fn quarantine(&self, open: &mut Open, batch: u64, records: usize) {
+        open.quarantined += records as u64;
+        if open.examples.len() < EXAMPLES_MAX {
+            open.examples.push(format!("batch {batch} is quarantined"));
+        }
+        self.tell_bad(open);
+    }
+
+    fn tell_bad(&self, open: &Open) {
+        let (total, examples) = (open.malformed + open.quarantined, open.examples.clone());
+        self.common.tell(Event::Bad { claim: open.task.claim, total, examples });
     }
 
     fn fail_reading(&self, task: &LeasedTask, batch: u64, error: &elasticdl_data::Error) {
@@ -169,7 +191,10 @@ impl Reader {
             source = cause.source();
         }
         task.drop_all();
-        let user_error = error.kind() == Kind::User;
-        self.common.tell(Event::Ended { claim, outcome: Outcome::Failed { error: text, batch, user_error } });
+        // A disk may read what it did not before. What is wrong with a file as such stays wrong, and
+        // setting aside the batch has helped no other.
+        let of_the_disk = matches!(error, elasticdl_data::Error::Io { .. });
+        let fatal = !of_the_disk || task.is_quarantined(batch);
+        self.common.tell(Event::Ended { claim, outcome: Outcome::Failed { error: text, batch, fatal } });
     }
 }

@@ -82,7 +82,7 @@ impl Setup {
                 Event::Ended { claim, outcome } => {
                     assert!(ends.insert(claim, outcome).is_none(), "{claim} ended twice");
                 }
-                Event::Bad { .. } => {}
+                Event::Bad { .. } | Event::Began { .. } => {}
                 Event::Broken(error) => panic!("{error}"),
             }
         }
@@ -112,8 +112,10 @@ fn train(shard: u32) -> Arc<LeasedTask> {
     leased(TaskId::train(0, shard), 10 + u64::from(shard))
 }
 
+/// The end of a task of six batches, so many of them with records.
 fn done(batches: u64) -> Outcome {
-    Outcome::Done { records: batches * RECORDS as u64, scores: None }
+    let incarnations = vec![1; PARTITIONS as usize];
+    Outcome::Done { records: batches * RECORDS as u64, batches: 6, incarnations, scores: None }
 }
 
 fn lives(world: &Arc<Mutex<World>>) -> Vec<FakePartition> {
@@ -233,7 +235,7 @@ fn a_number_that_is_none_stops_the_task_and_is_named() {
         let spoil = BTreeMap::from([(3, Spoil::NotANumber)]);
         let tasks = [train(0)];
         let (ends, _) = Setup { spoil, threads, ..Setup::default() }.run(&world, &tasks);
-        let Outcome::Failed { error, batch: 3, user_error: true } = &ends[&tasks[0].claim] else {
+        let Outcome::Failed { error, batch: 3, fatal: true } = &ends[&tasks[0].claim] else {
             panic!("{ends:?}")
         };
         assert_eq!(error, "the loss is NaN");
@@ -321,7 +323,14 @@ fn a_reborn_partition_gets_every_batch_again_and_the_others_none_twice() {
             }
         });
         let (ends, _) = Setup { depth, on_push: Some(on_push), ..Setup::default() }.run(&world, &tasks);
-        assert!(ends.values().all(|end| *end == done(6)), "{ends:?}");
+        for (claim, end) in &ends {
+            let Outcome::Done { records: 120, batches: 6, incarnations, .. } = end else {
+                panic!("{ends:?}")
+            };
+            if claim.task.shard == 1 {
+                assert_eq!(*incarnations, [1, 2, 1], "every batch was acknowledged by the second life");
+            }
+        }
         for partition in lives(&world) {
             let mut applied = partition.applied.clone();
             applied.sort_unstable();
@@ -338,9 +347,12 @@ fn an_evaluation_gives_scores_and_changes_nothing() {
         let (ends, records) = Setup { threads, ..Setup::default() }.run(&world, &tasks);
         assert_eq!(records, 2 * 6 * RECORDS as u64);
         for end in ends.values() {
-            let Outcome::Done { records: 120, scores: Some(scores) } = end else { panic!("{end:?}") };
+            let Outcome::Done { records: 120, batches: 6, scores: Some(scores), incarnations } = end else {
+                panic!("{end:?}")
+            };
             let scores: serde_json::Value = serde_json::from_str(scores).unwrap();
             assert_eq!(scores["records"], 120);
+            assert!(incarnations.is_empty());
         }
     }
     for partition in lives(&world) {
@@ -359,6 +371,79 @@ fn an_empty_batch_moves_the_marks() {
 }
 
 #[test]
+fn a_task_without_batches_is_fenced_all_the_same() {
+    let world = World::shared();
+    let tasks = [train(0)];
+    let (ends, _) = Setup { batches: 0, ..Setup::default() }.run(&world, &tasks);
+    let incarnations = vec![1; PARTITIONS as usize];
+    assert_eq!(ends[&tasks[0].claim], Outcome::Done { records: 0, batches: 0, incarnations, scores: None });
+    assert_eq!(world.lock().unwrap().ops, [Op::Fence(tasks[0].claim.task)]);
+}
+
+/// A task that was leased before, with batches that are set aside.
+fn again(shard: u32, quarantined: &[u64]) -> Arc<LeasedTask> {
+    let mut leased = crate::task::Leased::new(train(shard).claim, train(shard).shard.clone());
+    (leased.again, leased.quarantined) = (true, quarantined.iter().copied().collect());
+    Arc::new(LeasedTask::new(leased))
+}
+
+#[test]
+fn a_quarantined_batch_moves_the_marks_teaches_nothing_and_is_told() {
+    let tasks = [again(0, &[1, 4])];
+    let world = World::shared();
+    let mut rig = Setup { spoil: BTreeMap::from([(4, Spoil::NotANumber)]), ..Setup::default() }.start(&world);
+    let (mut give, mut told) = (tasks.iter(), vec![]);
+    let end = loop {
+        match rig.event().expect("the stages run") {
+            Event::Wanted => {
+                give.next().into_iter().for_each(|task| rig.pipeline.give(Arc::clone(task)));
+            }
+            Event::Bad { total, examples, .. } => told.push((total, examples.join("; "))),
+            Event::Ended { outcome, .. } => break outcome,
+            Event::Broken(error) => panic!("{error}"),
+            Event::Applied { .. } | Event::Began { .. } => {}
+        }
+    };
+    rig.end();
+    // More records than may be malformed: that is for the end of the job to judge.
+    let first = "batch 1 is quarantined".to_string();
+    assert_eq!(told, [(20, first.clone()), (40, format!("{first}; batch 4 is quarantined"))]);
+    assert_eq!(end, done(4));
+    for partition in lives(&world) {
+        assert_eq!(partition.applied, in_order(&tasks, 6));
+        assert_eq!(partition.records, 4 * RECORDS as u64);
+    }
+}
+
+#[test]
+fn quarantine_that_does_not_help_ends_the_job() {
+    let tasks = [again(0, &[2])];
+    let spoil = BTreeMap::from([(2, Spoil::Unreadable)]);
+    let (ends, _) = Setup { spoil, ..Setup::default() }.run(&World::shared(), &tasks);
+    let Outcome::Failed { batch: 2, fatal: true, .. } = &ends[&tasks[0].claim] else { panic!("{ends:?}") };
+}
+
+#[test]
+fn the_first_pull_of_a_task_that_was_leased_before_is_told_once() {
+    let world = World::shared();
+    let tasks = [train(0), again(1, &[])];
+    let mut rig = Setup::default().start(&world);
+    let (mut give, mut told, mut ended) = (tasks.iter(), vec![], 0);
+    while ended < 2 {
+        match rig.event().expect("the stages run") {
+            Event::Wanted => {
+                give.next().into_iter().for_each(|task| rig.pipeline.give(Arc::clone(task)));
+            }
+            Event::Began { claim } => told.push(claim),
+            Event::Ended { .. } => ended += 1,
+            _ => {}
+        }
+    }
+    rig.end();
+    assert_eq!(told, [tasks[1].claim]);
+}
+
+#[test]
 fn bad_records_are_told_and_too_many_fail_the_task_with_examples() {
     let world = World::shared();
     let tasks = [train(0)];
@@ -369,7 +454,7 @@ fn bad_records_are_told_and_too_many_fail_the_task_with_examples() {
         match rig.event().expect("the stages run") {
             Event::Wanted => rig.pipeline.give(Arc::clone(&tasks[0])),
             Event::Bad { total, examples, .. } => told.push((total, examples.len())),
-            Event::Ended { outcome: Outcome::Failed { error, batch: 4, user_error: true }, .. } => {
+            Event::Ended { outcome: Outcome::Failed { error, batch: 4, fatal: true }, .. } => {
                 break error;
             }
             Event::Applied { .. } => {}
@@ -392,8 +477,8 @@ fn an_unreadable_file_fails_the_task_and_not_the_worker() {
     let tasks = [train(0)];
     let spoil = BTreeMap::from([(2, Spoil::Unreadable)]);
     let (ends, _) = Setup { spoil, ..Setup::default() }.run(&world, &tasks);
-    let Outcome::Failed { error, batch: 2, user_error } = &ends[&tasks[0].claim] else { panic!("{ends:?}") };
-    assert!(user_error);
+    let Outcome::Failed { error, batch: 2, fatal } = &ends[&tasks[0].claim] else { panic!("{ends:?}") };
+    assert!(!fatal, "other batches can be read");
     assert_eq!(error, "cannot read a.csv: entity not found");
 }
 

@@ -51,7 +51,7 @@ impl Pending {
     }
 }
 
-type Fill<'a> = dyn FnMut(&mut Frame, u64, &[(PartitionId, u64)]) + 'a;
+pub(super) type Fill<'a> = dyn FnMut(&mut Frame, u64, &[(PartitionId, u64)]) + 'a;
 type Take<'a> = dyn FnMut(Payload<'_>, &mut Pending) -> elasticdl_wire::Result<()> + 'a;
 
 /// A request to all partitions.
@@ -73,8 +73,8 @@ pub(super) struct Ask<'a> {
 /// What became of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// All partitions have answered, in lives of this generation.
-    Answered(Generation),
+    /// All partitions have answered; in lives of the request's generation, where it names one.
+    Answered,
     /// A partition has another life than the request allows.
     OtherGeneration,
 }
@@ -111,6 +111,17 @@ impl Links {
         links
     }
 
+    /// The generation to ask in now.
+    pub fn generation(&mut self) -> Generation {
+        self.adopt();
+        self.topology.generation
+    }
+
+    /// By partition: which life of it was asked last.
+    pub fn incarnations(&self) -> Arc<[u64]> {
+        self.topology.places.iter().map(|place| place.incarnation).collect()
+    }
+
     /// Asks all partitions, for as long as it takes.
     pub fn ask(&mut self, mut ask: Ask<'_>) -> Result<Asked> {
         let mut pending = Pending::all(self.topology.places.len());
@@ -132,7 +143,7 @@ impl Links {
                     info!(attempt = ask.attempt, tries = self.backoff.tries(), "servers answer again");
                 }
                 self.backoff.reset();
-                return Ok(Asked::Answered(self.topology.generation));
+                return Ok(Asked::Answered);
             }
             self.wait(&ask)?;
         }

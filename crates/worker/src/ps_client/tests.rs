@@ -22,12 +22,18 @@ struct Map {
     world: Arc<Mutex<World>>,
     addresses: Arc<Mutex<Vec<String>>>,
     asked: Arc<Mutex<u32>>,
+    /// A partition that is born again, as it was at the start, when the map is looked at next.
+    reborn: Arc<Mutex<Option<usize>>>,
 }
 
 impl Places for Map {
     fn places(&self) -> elasticdl_wire::Result<Vec<(PartitionId, Place)>> {
         *self.asked.lock().unwrap() += 1;
-        let world = self.world.lock().unwrap();
+        let mut world = self.world.lock().unwrap();
+        if let Some(partition) = self.reborn.lock().unwrap().take() {
+            let first = World::new(shape()).partitions.swap_remove(partition);
+            world.restore(partition, &first);
+        }
         let addresses = self.addresses.lock().unwrap();
         let place = |(p, address): (usize, &String)| {
             let place = Place { incarnation: world.partitions[p].incarnation, address: address.clone() };
@@ -57,6 +63,7 @@ impl Rig {
             world: Arc::clone(&world),
             addresses: Arc::new(Mutex::new(addresses)),
             asked: Arc::default(),
+            reborn: Arc::default(),
         };
         let stop = Stop::default();
         let client = PsClient::new(Config {
@@ -65,6 +72,7 @@ impl Rig {
             directory: Arc::new(Directory::new(PARTITIONS, Box::new(map.clone()))),
             token: Token::new(TOKEN).unwrap(),
             worker: 1,
+            staged: false,
             stop: stop.clone(),
         });
         let mut keys = Keys::default();
@@ -78,7 +86,7 @@ impl Rig {
 
     fn hold(&mut self, n: u64) -> (u64, Generation) {
         match self.fence(n) {
-            Fence::Held { mark, generation } => (mark, generation),
+            Fence::Held { mark, generation, .. } => (mark, generation),
             Fence::Lost => panic!("the task is ours"),
         }
     }
@@ -184,6 +192,20 @@ fn a_push_to_a_reborn_partition_is_redone_from_the_marks() {
     assert_eq!(rig.push(0, 1, generation), Pushed::Applied);
     assert_eq!(rig.push(1, 1, generation), Pushed::Applied);
     assert_eq!((rig.applied(0), rig.applied(1)), (vec![0, 1], vec![0, 1]));
+}
+
+/// The first life of a partition has every batch and answers; before the others have answered, its second
+/// one begins, which has none.
+#[test]
+fn a_fence_believes_no_mark_of_a_life_that_ended_before_all_had_answered() {
+    let mut rig = Rig::new();
+    let (_, generation) = rig.hold(1);
+    rig.pull();
+    assert_eq!(rig.push(0, 1, generation), Pushed::Applied);
+    rig.servers[1].inject(&[Fault::CloseBefore]);
+    *rig.map.reborn.lock().unwrap() = Some(0);
+    let Fence::Held { mark, incarnations, .. } = rig.fence(2) else { panic!("the task is ours") };
+    assert_eq!((mark, &*incarnations), (0, &[2, 1, 1][..]));
 }
 
 #[test]

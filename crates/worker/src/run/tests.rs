@@ -8,7 +8,7 @@ use elasticdl_spec::layout::*;
 use elasticdl_spec::scores::Scores;
 use elasticdl_spec::{JobSpec, ModelSpec, OptimizerSpec, Shard, TaskId, Zoo};
 use elasticdl_wire::control::master_server::{Master as Service, MasterServer};
-use elasticdl_wire::control::*;
+use elasticdl_wire::control::{self, *};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
@@ -24,6 +24,8 @@ const BATCH: usize = 8;
 struct Script {
     tasks: Vec<TaskId>,
     leases: u64,
+    /// The master's term.
+    term: u64,
     joins: u32,
     /// Whether the worker is forgotten until it joins again.
     forgetful: bool,
@@ -31,6 +33,11 @@ struct Script {
     /// Whether there is no master, as far as the worker can tell.
     away: bool,
     reports: Vec<ReportRequest>,
+    /// Leases that the worker said it had, each time it asked.
+    held: Vec<Vec<LeaseNumber>>,
+    /// What every lease says besides its task.
+    again: bool,
+    quarantined: Vec<u64>,
 }
 
 struct FakeMaster {
@@ -103,16 +110,19 @@ impl Service for FakeMaster {
         Ok(Response::new(TopologyReply { places: (0..PARTITIONS).map(place).collect() }))
     }
 
-    async fn lease(&self, _: Request<LeaseRequest>) -> Reply<LeaseReply> {
+    async fn lease(&self, request: Request<LeaseRequest>) -> Reply<LeaseReply> {
         self.known()?;
         let mut script = self.script();
+        script.held.push(request.into_inner().held);
         if script.tasks.is_empty() {
             return Ok(Response::new(LeaseReply { what: Some(lease_reply::What::Finished(true)) }));
         }
         let task = script.tasks.remove(0).to_string();
         script.leases += 1;
         let shard = serde_json::to_string(&self.shard).unwrap();
-        let leased = Leased { task, term: 1, lease: script.leases, shard };
+        let (again, quarantined) = (script.again, script.quarantined.clone());
+        let leased =
+            control::Leased { task, term: script.term, lease: script.leases, shard, again, quarantined };
         Ok(Response::new(LeaseReply { what: Some(lease_reply::What::Leased(leased)) }))
     }
 
@@ -165,21 +175,61 @@ fn job(orphan: Duration) -> JobSpec {
             batch: BATCH,
             optimizer: OptimizerSpec::Sgd { learning_rate: 1.0 },
             seed: 7,
+            staleness: None,
         },
         evaluate: EvaluateSpec { every: None },
         workers: WorkersSpec { count: 1, max: 1, threads: 2, pipeline: 3 },
         servers: ServersSpec { count: 2, partitions: PARTITIONS },
         checkpoint: CheckpointSpec { dir: None, every: None, keep: 1 },
         output: None,
-        limits: LimitsSpec { lease: Duration::from_secs(60), orphan, restarts: 0 },
+        limits: LimitsSpec { lease: Duration::from_secs(60), orphan, silence: NEVER, restarts: 0 },
     }
 }
 
 /// A master with these tasks, all over one file of 30 records, and its servers.
 struct Rig {
     master: Arc<FakeMaster>,
+    life: Option<Life>,
     address: String,
     _file: tempfile::NamedTempFile,
+}
+
+/// One life of the master's process, in a runtime of its own: dropping it cuts every connection.
+struct Life {
+    address: std::net::SocketAddr,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Life {
+    fn start(master: &Arc<FakeMaster>, address: std::net::SocketAddr) -> Self {
+        let listener = std::net::TcpListener::bind(address).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let token = Token::new(TOKEN).unwrap();
+        let authenticate = move |request: Request<()>| {
+            let header = request.metadata().get("authorization").map(|h| h.as_bytes());
+            let known = token.matches_header(header);
+            if known { Ok(request) } else { Err(Status::unauthenticated("wrong token")) }
+        };
+        let service = tonic::service::interceptor::InterceptedService::new(
+            MasterServer::from_arc(Arc::clone(master)),
+            authenticate,
+        );
+        runtime.spawn(async move {
+            let incoming = TcpListenerStream::new(TcpListener::from_std(listener).unwrap());
+            let server = tonic::transport::Server::builder().add_service(service);
+            server.serve_with_incoming(incoming).await.unwrap();
+        });
+        Life { address, runtime: Some(runtime) }
+    }
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        self.runtime.take().expect("dropped once").shutdown_background();
+    }
 }
 
 async fn rig(tasks: Vec<TaskId>, orphan: Duration) -> Rig {
@@ -205,25 +255,12 @@ async fn rig_with(records: u64, tasks: Vec<TaskId>, orphan: Duration) -> Rig {
         shard,
         servers: vec![FakeServer::start(&world, TOKEN), FakeServer::start(&world, TOKEN)],
         world,
-        script: Mutex::new(Script { tasks, ..Script::default() }),
+        script: Mutex::new(Script { tasks, term: 1, ..Script::default() }),
         heard: tokio::sync::watch::Sender::new(0),
     });
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let token = Token::new(TOKEN).unwrap();
-    let authenticate = move |request: Request<()>| {
-        let header = request.metadata().get("authorization").map(|h| h.as_bytes());
-        if token.matches_header(header) { Ok(request) } else { Err(Status::unauthenticated("wrong token")) }
-    };
-    let service = tonic::service::interceptor::InterceptedService::new(
-        MasterServer::from_arc(Arc::clone(&master)),
-        authenticate,
-    );
-    tokio::spawn(async move {
-        let server = tonic::transport::Server::builder().add_service(service);
-        server.serve_with_incoming(TcpListenerStream::new(listener)).await.unwrap();
-    });
-    Rig { master, address, _file: file }
+    let life = Life::start(&master, "127.0.0.1:0".parse().unwrap());
+    let address = life.address.to_string();
+    Rig { master, life: Some(life), address, _file: file }
 }
 
 impl Rig {
@@ -262,7 +299,15 @@ async fn a_worker_trains_and_evaluates_what_it_is_given_and_leaves_when_the_job_
         })
         .collect();
     assert_eq!(done.iter().map(|(task, _)| *task).collect::<Vec<_>>(), tasks);
-    assert!(done.iter().all(|(_, done)| done.task_records == 30));
+    assert!(done.iter().all(|(_, done)| (done.task_records, done.batches) == (30, 4)));
+    for (task, done) in &done {
+        let lives = if *task == TaskId::evaluate(0, 0) { vec![] } else { vec![1; PARTITIONS as usize] };
+        assert_eq!(done.incarnations, lives);
+    }
+    assert!(reports.iter().all(|r| !r.began), "nothing was leased before");
+    let held = rig.master.script().held.clone();
+    assert!(held[0].is_empty());
+    assert!(held.iter().any(|held| held.contains(&LeaseNumber { term: 1, n: 1 })), "{held:?}");
     let scores: Scores = serde_json::from_str(&done[3].1.scores).unwrap();
     assert_eq!(scores.records(), 30);
     assert_eq!(reports.iter().map(|r| r.records).sum::<u64>(), 5 * 30, "each record is reported once");
@@ -302,6 +347,65 @@ async fn a_terminated_worker_gives_back_what_it_holds_and_ends_well() {
     let reported: u64 = script.reports.iter().map(|r| r.records).sum();
     for partition in &rig.master.world.lock().unwrap().partitions {
         assert_eq!(partition.records, reported, "what was applied was reported, and the reverse");
+    }
+}
+
+/// Goal: a kill and a restart of the master cost no batch: what is held goes on being trained, and is
+/// reported when somebody listens again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_trains_on_while_its_master_is_killed_and_started_again() {
+    // So many that the task in hand lasts longer than the master is away.
+    let mut rig = rig_with(60_000, trains(100), NEVER).await;
+    let (terminate, life) = rig.worker(TOKEN);
+    let life = tokio::spawn(life);
+    rig.master.until(|reports| reports.iter().map(|r| r.batches).sum::<u64>() > 10).await;
+
+    let at = rig.life.take().expect("it runs").address;
+    let applied = |rig: &Rig| rig.master.world.lock().unwrap().partitions[0].version;
+    let before = applied(&rig);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while applied(&rig) < before + 100 {
+        assert!(Instant::now() < deadline, "nothing is trained without a master");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let leases = rig.master.script().leases;
+    let reported = rig.master.script().reports.len();
+    rig.master.script().term = 2;
+    rig.life = Some(Life::start(&rig.master, at));
+    rig.master.until(|reports| reports.len() > reported).await;
+    rig.master.until(|reports| reports.iter().any(|r| r.term == 2)).await;
+    terminate.send(()).unwrap();
+    life.await.unwrap().unwrap();
+
+    let mut script = rig.master.script();
+    assert_eq!(script.joins, 1, "the master still knows the worker");
+    assert!(script.leases > leases);
+    // One may have been heard by the master that died before it could answer.
+    script.reports.dedup();
+    let reported: u64 = script.reports.iter().map(|r| r.records).sum();
+    for partition in &rig.master.world.lock().unwrap().partitions {
+        assert_eq!(partition.records, reported, "what was applied was reported, and the reverse");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_leased_again_tells_its_beginning_and_sets_its_quarantined_batches_aside() {
+    let rig = rig(trains(2), NEVER).await;
+    (rig.master.script().again, rig.master.script().quarantined) = (true, vec![0, 3]);
+    let (_terminate, life) = rig.worker(TOKEN);
+    life.await.unwrap();
+    let script = rig.master.script();
+    for task in ["train/0/0", "train/0/1"] {
+        let reports: Vec<_> = script.reports.iter().filter(|r| r.task == task).collect();
+        assert_eq!(reports.iter().filter(|r| r.began).count(), 1, "{reports:?}");
+        let last = reports.last().expect("it ended");
+        let Some(Told::Done(done)) = &last.outcome else { panic!("{last:?}") };
+        // 30 records are batches of 8, 8, 8 and 6.
+        assert_eq!((done.task_records, done.batches, last.bad_records), (16, 4, 14));
+        assert_eq!(last.bad_examples, ["batch 0 is quarantined", "batch 3 is quarantined"]);
+    }
+    for partition in &rig.master.world.lock().unwrap().partitions {
+        assert_eq!((partition.version, partition.records), (8, 32));
     }
 }
 
@@ -368,7 +472,13 @@ async fn a_worker_with_a_wrong_token_ends_and_says_why() {
 #[test]
 fn a_lease_that_makes_no_sense_is_refused() {
     let leased = |task: &str, shard: &str| {
-        let leased = Leased { task: task.into(), term: 1, lease: 2, shard: shard.into() };
+        let leased = control::Leased {
+            task: task.into(),
+            term: 1,
+            lease: 2,
+            shard: shard.into(),
+            ..Default::default()
+        };
         understand(LeaseReply { what: Some(lease_reply::What::Leased(leased)) })
     };
     assert!(leased("train/0/x", "{}").unwrap_err().to_string().contains("train/0/17"));

@@ -1,6 +1,6 @@
 //! The session alone: inputs in, effects out.
 
-use elasticdl_spec::{LeaseId, TaskId};
+use elasticdl_spec::{LeaseId, Shard, TaskId};
 
 use super::*;
 
@@ -10,8 +10,13 @@ fn claim(shard: u32) -> Claim {
     Claim { task: TaskId::train(0, shard), lease: LeaseId { term: 1, n: u64::from(shard) + 1 } }
 }
 
-fn shard() -> Shard {
-    Shard { path: "a.csv".into(), first: 0, records: Some(9), offset: 0, fingerprint: 1 }
+fn leased(n: u32) -> Leased {
+    let shard = Shard { path: "a.csv".into(), first: 0, records: Some(9), offset: 0, fingerprint: 1 };
+    Leased::new(claim(n), shard)
+}
+
+fn all_done() -> Outcome {
+    Outcome::Done { records: 9, batches: 3, incarnations: vec![1, 1], scores: None }
 }
 
 /// A session and its clock.
@@ -31,8 +36,8 @@ impl Rig {
     /// A session with a task of this number.
     fn with_task(&mut self, n: u32) {
         self.step(Input::Wanted);
-        let effects = self.step(Input::Leased(claim(n), shard()));
-        assert_eq!(effects, [Effect::Start(claim(n), shard())]);
+        let effects = self.step(Input::Leased(leased(n)));
+        assert_eq!(effects, [Effect::Start(leased(n))]);
     }
 
     fn applied(&mut self, n: u32, records: u64) -> Vec<Effect> {
@@ -40,7 +45,7 @@ impl Rig {
     }
 
     fn done(&mut self, n: u32) -> Vec<Effect> {
-        self.step(Input::Ended(claim(n), Outcome::Done { records: 9, scores: None }))
+        self.step(Input::Ended(claim(n), all_done()))
     }
 }
 
@@ -74,6 +79,54 @@ fn one_task_is_leased_ahead_and_no_more() {
 }
 
 #[test]
+fn a_session_that_goes_one_after_the_other_leases_nothing_ahead() {
+    let mut rig = Rig { session: Session::one_after_the_other(), ..Rig::default() };
+    rig.with_task(0);
+    assert_eq!(rig.step(Input::Wanted), []);
+    assert_eq!(rig.done(0)[0], Effect::Ask(Duration::ZERO), "all of it is applied");
+}
+
+#[test]
+fn the_leases_in_hand_are_those_whose_end_the_master_has_not_heard_of() {
+    let mut rig = Rig::default();
+    assert_eq!(rig.session.leases(), []);
+    rig.with_task(0);
+    rig.with_task(1);
+    assert_eq!(rig.session.leases(), [claim(0).lease, claim(1).lease]);
+    rig.done(0);
+    assert_eq!(rig.session.leases().len(), 2, "its report is under way");
+    rig.step(Input::Reported { held: true });
+    assert_eq!(rig.session.leases(), [claim(1).lease]);
+    rig.step(Input::Ended(claim(1), Outcome::Lost));
+    assert_eq!(rig.session.leases(), []);
+}
+
+#[test]
+fn the_beginning_of_a_task_is_told_at_once_and_once() {
+    let mut rig = Rig::default();
+    rig.with_task(0);
+    report(&rig.applied(0, 10));
+    rig.step(Input::Reported { held: true });
+    let effects = rig.step(Input::Began(claim(0)));
+    assert!(report(&effects).began, "though progress was told a moment ago");
+    assert_eq!(report(&effects).state, State::Progress);
+    assert_eq!(rig.step(Input::Began(claim(0))), []);
+    rig.step(Input::Reported { held: true });
+    assert_eq!(rig.step(Input::Began(claim(0))), []);
+    assert!(!report(&rig.done(0)).began);
+    assert_eq!(rig.step(Input::Began(claim(7))), [], "nobody's task");
+}
+
+#[test]
+fn a_beginning_that_waits_for_another_report_is_told_with_the_next() {
+    let mut rig = Rig::default();
+    rig.with_task(0);
+    assert!(!report(&rig.applied(0, 10)).began);
+    assert_eq!(rig.step(Input::Began(claim(0))), [], "one report at a time");
+    assert!(report(&rig.step(Input::Reported { held: true })).began);
+}
+
+#[test]
 fn progress_is_gathered_and_reported_now_and_then() {
     let mut rig = Rig::default();
     rig.with_task(0);
@@ -101,7 +154,7 @@ fn what_happens_while_a_report_is_under_way_is_in_the_next_one() {
     let effects = rig.step(Input::Reported { held: true });
     let last = report(&effects);
     assert_eq!((last.batches, last.records), (1, 20));
-    assert_eq!(last.state, State::Ended(Outcome::Done { records: 9, scores: None }));
+    assert_eq!(last.state, State::Ended(all_done()));
     assert_eq!(rig.step(Input::Reported { held: true }), []);
     rig.now = 1000 * MS;
     assert_eq!(rig.step(Input::Tick), [], "nothing is reported twice");
@@ -138,14 +191,14 @@ fn bad_records_are_told_with_the_next_report() {
 #[test]
 fn the_first_reason_for_a_tasks_end_counts_and_failures_slow_the_asking() {
     let mut rig = Rig::default();
-    let failed = |error: &str| Outcome::Failed { error: error.into(), batch: 2, user_error: true };
+    let failed = |error: &str| Outcome::Failed { error: error.into(), batch: 2, fatal: true };
     rig.with_task(0);
     let effects = rig.step(Input::Ended(claim(0), failed("nan")));
     assert_eq!(report(&effects).state, State::Ended(failed("nan")));
     assert_eq!(rig.step(Input::Ended(claim(0), failed("later"))), []);
     rig.step(Input::Reported { held: true });
     assert_eq!(rig.step(Input::Wanted), [Effect::Ask(50 * MS)], "not as fast as it can");
-    rig.step(Input::Leased(claim(1), shard()));
+    rig.step(Input::Leased(leased(1)));
     rig.applied(1, 10);
     rig.step(Input::Reported { held: true });
     assert_eq!(rig.step(Input::Wanted), [Effect::Ask(Duration::ZERO)], "a batch done ends the row");
@@ -187,7 +240,7 @@ fn a_lease_that_crosses_the_drain_is_given_back() {
     rig.step(Input::Wanted);
     rig.step(Input::Drain);
     assert_eq!(rig.step(Input::StagesEnded), [], "the answer is waited for");
-    let effects = rig.step(Input::Leased(claim(4), shard()));
+    let effects = rig.step(Input::Leased(leased(4)));
     assert_eq!((report(&effects).claim, &report(&effects).state), (claim(4), &State::Returned));
     assert_eq!(rig.step(Input::Reported { held: true }), [Effect::Leave]);
 }

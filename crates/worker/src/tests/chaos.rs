@@ -79,6 +79,7 @@ fn train(world: &Arc<Mutex<World>>, servers: &[FakeServer], depth: usize) -> u64
         directory: Arc::new(Directory::new(PARTITIONS, Box::new(places))),
         token: Token::new(TOKEN).unwrap(),
         worker: 1,
+        staged: false,
         stop: stop.clone(),
     };
     let (events, mut happening) = unbounded_channel();

@@ -1,0 +1,240 @@
+//! Any process killed with SIGKILL or paused while the job trains; then the audit, and a model that counts.
+
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use elasticdl_ps::checkpoint::{Piece, Reader};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::world::{Running, World, pids, said, signal, wait_for};
+
+/// A few seconds of work for two workers and two servers, with a checkpoint each second.
+const WORK: &str = "train: { batch: 128, epochs: 4 }\nservers: { count: 2, partitions: 4 }\nworkers: { count: 2 }\n\
+                    checkpoint: { every: 1s }";
+/// What that is in records.
+const RECORDS: u64 = 240_000;
+
+/// A job that trains.
+fn training(world: &World) -> Running {
+    let file = world.job("ctr", WORK);
+    let mut job = world.start(&["train", &file]);
+    job.until_training();
+    job
+}
+
+/// The audit of a job that is over and exact.
+fn audit(world: &World, job: &str) -> Value {
+    let audit: Value = serde_json::from_str(&world.run(&["audit", job, "--json"]).ok()).unwrap();
+    let figures = json!([audit["exact"], audit["lost"], audit["doubled"], audit["complete"]]);
+    assert_eq!(figures, json!([true, 0, 0, true]), "{audit}");
+    audit
+}
+
+/// The job ends well with every record trained, and the audit proves it.
+fn ends_exactly(world: &World, job: Running) -> Value {
+    let (last, code) = job.end();
+    assert_eq!((&last["outcome"], &last["records"], code), (&"done".into(), &RECORDS.into(), Some(0)));
+    let audit = audit(world, "ctr");
+    let epochs = audit["epochs"].as_array().unwrap();
+    assert_eq!(epochs.len(), 4);
+    for epoch in epochs {
+        assert_eq!((&epoch["expected"], &epoch["applied_min"]), (&60_000.into(), &60_000.into()), "{epoch}");
+        assert_eq!(epoch["partitions"].as_array().unwrap().len(), 4);
+    }
+    audit
+}
+
+#[test]
+fn a_killed_master_is_started_again_takes_over_what_runs_and_every_record_counts_once() {
+    let world = World::with_data(60_000);
+    let mut job = training(&world);
+    let (before, (address, master)) = (pids(&world.status("ctr")), world.master("ctr"));
+    assert_eq!(before.len(), 4);
+    signal(master, Signal::KILL);
+    let status = world.status("ctr");
+    assert_eq!((&status["term"], pids(&status)), (&2.into(), before), "asked in the gap, and nobody was replaced");
+    let started = job.until("the next master", |e| e["event"] == "started");
+    assert_eq!((&started["term"], &started["adopted"]), (&2.into(), &4.into()));
+    let (address_now, master_now) = world.master("ctr");
+    assert_eq!(address_now, address);
+    assert_ne!(master_now, master);
+    let audit = ends_exactly(&world, job);
+    assert_eq!(audit["replayed"], 0, "no server died");
+}
+
+#[test]
+fn a_killed_server_gets_back_what_it_lost_and_every_record_counts_once() {
+    let world = World::with_data(60_000);
+    let mut job = training(&world);
+    let checkpoint = job.until("a checkpoint", |e| e["event"] == "checkpoint");
+    let covered = checkpoint["records"].as_u64().unwrap();
+    let more = |e: &Value| e["event"] == "progress" && e["records"].as_u64() > Some(covered + 10_000);
+    job.until("more than the checkpoint covers", more);
+    let server = world.status("ctr")["servers"][0]["pid"].as_u64().unwrap() as u32;
+    signal(server, Signal::KILL);
+    let replay = job.until("the replay", |e| e["event"] == "replay");
+    assert!(replay["records"].as_u64() > Some(0), "{replay}");
+    job.until("the end of the replay", |e| e["event"] == "replayed");
+    let audit = ends_exactly(&world, job);
+    assert!(audit["replayed"].as_u64() > Some(0), "{audit}");
+    let table = world.run(&["audit", "ctr"]).ok();
+    assert!(table.contains("exact: every record counts once in every partition"), "{table}");
+}
+
+#[test]
+fn a_resumed_job_adopts_its_workers_and_servers_after_client_and_master_were_killed() {
+    let world = World::with_data(60_000);
+    let mut job = training(&world);
+    let before = pids(&world.status("ctr"));
+    // A client that is alive would start the master again, and a master whose client is gone would stop.
+    signal(job.child.id(), Signal::STOP);
+    signal(world.master("ctr").1, Signal::KILL);
+    job.child.kill().unwrap();
+    job.child.wait().unwrap();
+    let mut resumed = world.start(&["resume", "ctr"]);
+    let started = resumed.until("the next master", |e| e["event"] == "started");
+    assert_eq!((&started["term"], &started["adopted"]), (&2.into(), &4.into()));
+    assert_eq!(pids(&world.status("ctr")), before);
+    ends_exactly(&world, resumed);
+}
+
+#[test]
+fn a_paused_master_is_not_started_twice_and_what_was_paused_goes_on() {
+    let world = World::with_data(60_000);
+    let mut job = training(&world);
+    let (_, master) = world.master("ctr");
+    let args = "chaos ctr --pause master --every 10ms --for 1s --pause-for 700ms --json";
+    let chaos = world.run(&args.split(' ').collect::<Vec<_>>());
+    let told = chaos.last_json();
+    assert_eq!((chaos.code, &told["hits"][0]["victim"]), (Some(0), &"master".into()), "{}", chaos.stderr);
+    assert_eq!(told["hits"][0]["pid"], master);
+    assert_eq!(world.master("ctr").1, master);
+    job.until("more", |e| e["event"] == "progress");
+    ends_exactly(&world, job);
+    let events = fs::read_to_string(world.job_dir("ctr").join("events.jsonl")).unwrap();
+    assert_eq!(events.matches("\"event\":\"started\"").count(), 1);
+}
+
+#[test]
+fn an_interrupted_chaos_lets_go_of_what_it_paused() {
+    let world = World::with_data(60_000);
+    let job = training(&world);
+    let args = ["chaos", "ctr", "--pause", "worker,server", "--every", "10ms", "--pause-for", "1h"];
+    let mut chaos = world.command(&args).stdout(std::process::Stdio::null()).spawn().unwrap();
+    let all = pids(&world.status("ctr"));
+    wait_for("a paused process", || all.iter().any(|pid| state(*pid) == Some('T')).then_some(()));
+    signal(chaos.id(), Signal::INT);
+    assert_eq!(chaos.wait().unwrap().code(), Some(0));
+    assert!(all.iter().all(|pid| state(*pid) != Some('T')));
+    ends_exactly(&world, job);
+}
+
+/// How the kernel sees a process: R, S, T …
+fn state(pid: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// Passes over the data of the counting job.
+const EPOCHS: u32 = 40;
+/// Ids to count, each in one record.
+const IDS: u64 = 20_000;
+
+/// A world whose records have an id each, and a job that counts them.
+fn counting(more: &str) -> (World, String) {
+    let world = World::new();
+    for file in 0..4 {
+        let lines: String = (0..IDS).filter(|id| id % 4 == file).map(|id| format!("{},id{id}\n", id % 2)).collect();
+        world.write(&format!("data/part-{file}.csv"), &format!("label,id\n{lines}"));
+    }
+    let text = format!(
+        "apiVersion: elasticdl.org/v1\nkind: ElasticJob\nmetadata: {{ name: count }}\nspec:\n  \
+         model: {{ zoo: counting }}\n  \
+         data: {{ train: data/*.csv, layout: custom, label: label, categorical: [id], batches_per_task: 8 }}\n  \
+         train: {{ batch: 16, epochs: {EPOCHS}, optimizer: sgd, learning_rate: 1 }}\n  \
+         servers: {{ count: 2, partitions: 4 }}\n  workers: {{ count: 2 }}\n  checkpoint: {{ every: 500ms }}\n  {more}\n"
+    );
+    world.write("count.yaml", &text);
+    (world, "count.yaml".into())
+}
+
+/// The newest committed checkpoint of a job.
+fn newest_checkpoint(dir: &Path) -> io::Result<PathBuf> {
+    let mut complete: Vec<PathBuf> = fs::read_dir(dir)?.flatten().map(|entry| entry.path()).collect();
+    complete.retain(|path| path.join("manifest.json").exists());
+    complete.sort();
+    complete.pop().ok_or(io::ErrorKind::NotFound.into())
+}
+
+/// Every row of the final checkpoint is the number of epochs, and there is one for every id.
+fn every_row_is_right(world: &World) {
+    let dir = newest_checkpoint(&world.job_dir("count").join("checkpoint")).unwrap();
+    let mut rows = 0;
+    let visited = Reader::open(&dir).unwrap().visit(|piece| {
+        if let Piece::Rows { ids, weights, .. } = piece {
+            rows += ids.len() as u64;
+            let wrong = ids.iter().zip(weights).find(|(_, weight)| **weight != EPOCHS as f32);
+            assert_eq!(wrong, None, "a row with another count than {EPOCHS}");
+        }
+        Ok::<(), elasticdl_ps::Error>(())
+    });
+    visited.unwrap();
+    assert_eq!(rows, IDS);
+}
+
+#[test]
+fn whatever_dies_every_record_is_counted_exactly_once_per_epoch() {
+    let (world, file) = counting("");
+    let mut job = world.start(&["train", &file]);
+    job.until_training();
+    let member = |list: &str| world.status("count")[list][0]["pid"].as_u64().unwrap() as u32;
+    signal(member("workers"), Signal::KILL);
+    job.until("a new worker", |e| e["event"] == "worker_joined");
+    job.until("a checkpoint", |e| e["event"] == "checkpoint");
+    signal(member("servers"), Signal::KILL);
+    job.until("the server", |e| e["event"] == "server_ready");
+    signal(world.master("count").1, Signal::KILL);
+    job.until("leases of the next master", |e| e["event"] == "leasing");
+    let (last, code) = job.end();
+    let records = IDS * u64::from(EPOCHS);
+    assert_eq!((&last["outcome"], &last["records"], code), (&"done".into(), &records.into(), Some(0)));
+    audit(&world, "count");
+    every_row_is_right(&world);
+}
+
+#[test]
+fn chaos_hits_every_role_and_the_job_ends_exactly() {
+    let (world, file) = counting("");
+    let mut job = world.start(&["train", &file]);
+    job.until_training();
+    let args = "chaos count --kill worker,server,master --every 400ms --seed 7 --json";
+    let chaos = world.run(&args.split(' ').collect::<Vec<_>>());
+    assert_eq!(chaos.code, Some(0), "{}", chaos.stderr);
+    let told = chaos.last_json();
+    let hits = told["hits"].as_array().unwrap();
+    assert!(hits.len() >= 3, "{told}");
+    for hit in &hits[..hits.len() - 1] {
+        let figure = if hit["victim"] == "master" { "regroup" } else { "detect" };
+        assert!(hit[figure].is_number(), "{hit}");
+    }
+    assert_eq!(told["outcome"], "done");
+    let (last, code) = job.end();
+    assert_eq!((&last["outcome"], code), (&"done".into(), Some(0)));
+    audit(&world, "count");
+    every_row_is_right(&world);
+}
+
+#[test]
+fn chaos_does_not_kill_a_master_that_nobody_would_start_again() {
+    let world = World::with_data(60_000);
+    let file = world.job("ctr", WORK);
+    world.run(&["train", &file, "--detach"]).ok();
+    let refused = world.run(&["chaos", "ctr", "--kill", "master"]).failed(1);
+    assert!(refused.contains("nobody would start the master of \"ctr\" again"), "{refused}");
+    world.run(&["stop", "ctr", "--now"]).ok();
+    let over = world.run(&["chaos", "ctr", "--kill", "worker"]).failed(1);
+    assert!(over.contains("job \"ctr\" is not running"), "{over}");
+    let nothing = said(&mut world.command(&["chaos", "ctr"])).failed(1);
+    assert!(nothing.contains("--kill <ROLES>"), "{nothing}");
+}

@@ -1,0 +1,122 @@
+//! How often each fault and each branch of the protocol was met. One that never is, is not tested.
+
+macro_rules! branches {
+    ($($name:ident: $text:literal,)*) => {
+        /// A fault, or a branch of the protocol.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Branch {
+            $(#[doc = $text] $name,)*
+        }
+
+        impl Branch {
+            /// All of them, with what they mean.
+            pub const ALL: &'static [(Branch, &'static str)] = &[$((Branch::$name, $text),)*];
+        }
+    };
+}
+
+branches! {
+    WorkerCrash: "fault: a worker crashes",
+    ServerCrash: "fault: a server crashes",
+    MasterCrash: "fault: the master crashes",
+    WorkerPause: "fault: a worker is stopped for a while",
+    ServerPause: "fault: a server is stopped for a while",
+    MasterPause: "fault: the master is stopped for a while",
+    SecondMaster: "fault: a second master while the first is stopped",
+    OldMasterWoke: "fault: a master woke up after its successor began",
+    WorkerCut: "fault: a worker is cut off from the master",
+    ServerCut: "fault: a server is cut off from the master",
+    Scaled: "fault: the number of workers is changed",
+    Stopped: "fault: the job is stopped and resumed",
+    MessageLost: "fault: a message is lost",
+    MessageDoubled: "fault: a message comes twice",
+    MessageLate: "fault: a message comes very late",
+    Stray: "fault: a push comes before the one that it follows",
+    FrameCut: "fault: a connection breaks between two partitions",
+    DiskSlow: "fault: the disk is slow",
+    CheckpointWriteFailed: "fault: a checkpoint file cannot be written",
+    CheckpointReadFailed: "fault: a checkpoint file cannot be read",
+    ManifestFailed: "fault: a manifest cannot be written (commit failed)",
+    LedgerFailed: "fault: the ledger cannot be written, and its master ends",
+    LedgerTorn: "ledger: a torn tail is cut off",
+    LedgerLost: "ledger: entries that were not on disk are lost",
+    MasterRestarted: "master: goes on from its ledger",
+    Adopted: "master: adopts a process that still runs",
+    GoneWithoutMaster: "master: a process died while there was none",
+    OldMasterAnswered: "master: a master whose successor has begun answers",
+    Succeeded: "master: finds that it has a successor, and ends",
+    JobResumed: "master: a failed or stopped job is resumed",
+    LeaseGiven: "lease: given",
+    LeaseAgain: "lease: given for a task that was leased before",
+    LeaseExpired: "lease: expired",
+    LeaseLostOnItsWay: "lease: lost on its way to the worker",
+    LeaseOfGone: "lease: ended with its worker",
+    ReportNotHeld: "lease: a report under an ended lease",
+    Returned: "lease: given back by a worker that leaves",
+    DoneRefused: "done: refused because of an incarnation",
+    DoneTaken: "done: taken",
+    Silent: "fleet: a silent process is killed",
+    Stranger: "fleet: a process is told to join first",
+    NotOurs: "fleet: a process that is none of ours ends",
+    Drained: "fleet: a worker drains and leaves",
+    Orphaned: "fleet: a process ends itself without a master",
+    PushApplied: "push: applied",
+    PushDuplicate: "push: acknowledged and not applied",
+    PushClosed: "push: to a closed task",
+    PushGap: "push: above the mark",
+    PushFenced: "push: under an older lease",
+    WrongIncarnation: "push: to another life of the partition",
+    FenceRaised: "fence: raised",
+    FenceRefused: "fence: a newer lease was seen",
+    FenceClosed: "fence: of a closed task",
+    MarksDiffer: "fence: partitions have different marks",
+    Redo: "worker: begins a task again at its marks",
+    TaskLost: "worker: lets go of a task that another lease holds",
+    LeaseDropped: "worker: drops a task that the master says is not its own",
+    Replayed: "replay: tasks that were done are opened again",
+    ServerReborn: "replay: partitions begin another life",
+    Restored: "checkpoint: a partition is restored from it",
+    Committed: "checkpoint: committed",
+    CheckpointAbandoned: "checkpoint: abandoned because a partition was reborn",
+    CheckpointFailed: "checkpoint: failed, and training goes on",
+    ManifestUnknown: "checkpoint: on disk, and not in the ledger",
+    Evaluated: "evaluation: a round is complete",
+}
+
+/// How often each was met.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Branches(Vec<u64>);
+
+impl Default for Branches {
+    fn default() -> Self {
+        Branches(vec![0; Branch::ALL.len()])
+    }
+}
+
+impl Branches {
+    /// Counts one.
+    pub fn count(&mut self, branch: Branch) {
+        self.0[branch as usize] += 1;
+    }
+
+    /// How often it was met.
+    pub fn of(&self, branch: Branch) -> u64 {
+        self.0[branch as usize]
+    }
+
+    /// Adds those of another run.
+    pub fn add(&mut self, other: &Branches) {
+        self.0.iter_mut().zip(&other.0).for_each(|(mine, theirs)| *mine += theirs);
+    }
+
+    /// Those that were never met.
+    pub fn never(&self) -> Vec<&'static str> {
+        Branch::ALL.iter().filter(|(branch, _)| self.of(*branch) == 0).map(|(_, text)| *text).collect()
+    }
+
+    /// A table for people.
+    pub fn table(&self) -> String {
+        let line = |(branch, text): &(Branch, &str)| format!("{:>12}  {text}\n", self.of(*branch));
+        Branch::ALL.iter().map(line).collect()
+    }
+}

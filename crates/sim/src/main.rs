@@ -1,0 +1,93 @@
+//! `elasticdl-sim`: runs virtual jobs by seed. Exit code 3: a checker failed, or a branch was never met.
+#![expect(clippy::disallowed_methods, reason = "an edge: it tells how long it took")]
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser;
+use elasticdl_sim::run::{Summary, keep_panics_quiet, run_many, run_once};
+use elasticdl_sim::sabotage::Sabotage;
+use elasticdl_sim::trace::{Lines, Trace};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Failure of a checker.
+const FAILED: u8 = 3;
+/// Lines of a trace that are shown of a failure.
+const LAST_LINES: usize = 60;
+/// With fewer seeds than this a branch may be missed by chance.
+const SEEDS_FOR_ALL_BRANCHES: u64 = 200;
+
+/// Runs virtual jobs, each from a seed and each twice, and checks that every record counts exactly once.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// How many seeds to run.
+    #[arg(long, default_value_t = 1000)]
+    seeds: u64,
+    /// The first of them.
+    #[arg(long, default_value_t = 1)]
+    first: u64,
+    /// Runs this seed alone and prints its trace.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Prints all of the first failure's trace, not its last part.
+    #[arg(long)]
+    trace: bool,
+    /// Threads; as many as there are cores by default.
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    keep_panics_quiet();
+    if let Some(seed) = args.seed {
+        return run_one(seed, usize::MAX);
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let began = Instant::now();
+    let summary = run_many(args.first, args.seeds, args.threads.unwrap_or(cores));
+    report(&summary, began.elapsed().as_secs_f64());
+    if let Some(failure) = summary.failures.first() {
+        run_one(failure.seed, if args.trace { usize::MAX } else { LAST_LINES });
+        return ExitCode::from(FAILED);
+    }
+    let never = summary.branches.never();
+    if summary.seeds >= SEEDS_FOR_ALL_BRANCHES && !never.is_empty() {
+        eprintln!("error: never met: {}", never.join("; "));
+        return ExitCode::from(FAILED);
+    }
+    ExitCode::SUCCESS
+}
+
+fn report(summary: &Summary, seconds: f64) {
+    print!("{}", summary.branches.table());
+    println!(
+        "{} seeds, each twice, in {seconds:.1} s: {:.1} million events, {:.1} virtual hours; {} failed",
+        summary.seeds,
+        summary.steps as f64 / 1e6,
+        summary.lasted.as_secs_f64() / 3600.0,
+        summary.failures.len()
+    );
+    for failure in &summary.failures {
+        for violation in &failure.violations {
+            println!("seed {}: {} at {:?}: {}", failure.seed, violation.checker, violation.at, violation.what);
+        }
+    }
+}
+
+/// Runs a seed with its trace, of which the last `lines` are shown.
+fn run_one(seed: u64, lines: usize) -> ExitCode {
+    let text = Lines::default();
+    let outcome = run_once(seed, Sabotage::None, Trace::with_text(&text));
+    let text = text.borrow();
+    let skipped = text.len().saturating_sub(lines);
+    println!("seed {seed}, the last {} of {} lines:", text.len() - skipped, text.len());
+    text[skipped..].iter().for_each(|line| println!("{line}"));
+    for violation in &outcome.violations {
+        println!("seed {seed}: {} at {:?}: {}", violation.checker, violation.at, violation.what);
+    }
+    if outcome.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) }
+}

@@ -1,0 +1,297 @@
+//! What a seed stands for: the job, its data, how good network and disks are, and which faults come when.
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use elasticdl_ps::Model;
+use elasticdl_spec::mix::Rng;
+use elasticdl_spec::resolve::{Inputs, resolve};
+use elasticdl_spec::shape::RowPart;
+use elasticdl_spec::{
+    Initializer, JobSpec, ModelShape, OptimizerSpec, Plan, Shard, TableShape, TensorShape,
+};
+
+/// A world before anything has happened in it.
+#[derive(Debug)]
+pub struct Scenario {
+    /// The seed.
+    pub seed: u64,
+    /// The job.
+    pub plan: Plan,
+    /// Its model, as the servers see it.
+    pub model: Arc<Model>,
+    /// Training shards.
+    pub shards: Vec<Shard>,
+    /// Validation shards.
+    pub validation: Vec<Shard>,
+    /// How long a worker computes on a batch.
+    pub compute: Duration,
+    /// Whether workers pull rows before they push; they need none to count.
+    pub pulls: bool,
+    /// How often time passes for the master.
+    pub tick: Duration,
+    /// The network.
+    pub net: Net,
+    /// The disks.
+    pub disk: DiskRates,
+    /// What goes wrong when, in order.
+    pub faults: Vec<(Duration, Fault)>,
+    /// From here on nothing goes wrong any more.
+    pub heal: Duration,
+    /// By then the job must be done.
+    pub limit: Duration,
+}
+
+/// How messages travel until the faults stop.
+#[derive(Debug, Clone, Copy)]
+pub struct Net {
+    /// The least that a message takes.
+    pub base: Duration,
+    /// Added at random; messages overtake each other by that.
+    pub jitter: Duration,
+    /// The share that is lost.
+    pub loss: f64,
+    /// The share that comes twice.
+    pub twice: f64,
+    /// The share that is very late.
+    pub late: f64,
+    /// How late at most.
+    pub late_max: Duration,
+    /// The share of pushes whose connection breaks between two partitions.
+    pub cut: f64,
+    /// The share of pushes that another one, of the next batch, goes along with.
+    pub stray: f64,
+    /// Whether a server that is started again has the address of the one before.
+    pub same_address: bool,
+}
+
+/// How disks behave until the faults stop.
+#[derive(Debug, Clone, Copy)]
+pub struct DiskRates {
+    /// How long a sync takes.
+    pub sync: Duration,
+    /// The share of operations that fail, beside those in a time of failures.
+    pub fail: f64,
+    /// The share of master crashes that lose what was not synced.
+    pub loses: f64,
+}
+
+/// Something that goes wrong. Who is hit is drawn when it happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// A worker dies.
+    CrashWorker,
+    /// A server dies.
+    CrashServer,
+    /// The master dies.
+    CrashMaster,
+    /// A worker is stopped for this long.
+    PauseWorker(Duration),
+    /// A server is stopped for this long.
+    PauseServer(Duration),
+    /// The master is stopped for this long.
+    PauseMaster(Duration),
+    /// The master is stopped for this long, and another one begins meanwhile.
+    SecondMaster(Duration),
+    /// A worker is cut off from the master for this long.
+    CutWorker(Duration),
+    /// A server is cut off from the master for this long.
+    CutServer(Duration),
+    /// Another number of workers is wanted.
+    Scale,
+    /// The job is stopped, after a checkpoint or at once.
+    Stop,
+    /// Disks take long for this long.
+    DiskSlow(Duration),
+    /// Disks fail for this long.
+    DiskFails(Duration),
+    /// The next write of the ledger fails.
+    LedgerFails,
+}
+
+const FILE: &str = "{apiVersion: elasticdl.org/v1, kind: ElasticJob, metadata: {name: sim}, spec: {model: {zoo: counting}, \
+                    data: {train: t, layout: criteo}, train: {optimizer: sgd, learning_rate: 1}, servers: {count: 2, partitions: 4}}}";
+
+fn base_job() -> JobSpec {
+    static JOB: OnceLock<JobSpec> = OnceLock::new();
+    JOB.get_or_init(|| {
+        let inputs = Inputs { file: Some(FILE), environment: vec![], flags: vec![] };
+        resolve(&inputs).expect("the simulator's job file is valid").job
+    })
+    .clone()
+}
+
+/// A table that counts, one row per record, and a tensor that counts batches in one partition.
+fn shape() -> ModelShape {
+    let zeros = Initializer::Zeros;
+    let table = TableShape { name: "counts".into(), parts: vec![RowPart { width: 1, init: zeros }] };
+    let tensor = TensorShape { name: "batches".into(), shape: vec![2], init: zeros };
+    ModelShape { tables: vec![table], tensors: vec![tensor] }
+}
+
+impl Scenario {
+    /// The world of a seed.
+    pub fn draw(seed: u64) -> Self {
+        let mut rng = Rng::new(elasticdl_spec::mix::mix2(seed, 0x51a1));
+        let mut job = base_job();
+        let workers = draw_workers(&mut rng);
+        job.workers.count = workers;
+        job.workers.max = (workers + workers / 4 + 1).min(300);
+        job.servers.count = 1 + rng.below(4) as u32;
+        job.servers.partitions = (4 + rng.below(13) as u32).max(job.servers.count);
+        job.train.epochs = 1 + rng.below(3) as u32;
+        job.train.batch = 1 + rng.below(3) as usize;
+        job.train.seed = seed;
+        job.train.optimizer = OptimizerSpec::Sgd { learning_rate: 1.0 };
+        job.data.batches_per_task = 1 + rng.below(4) as u32;
+        let shards = 10 + rng.below(50);
+        let shards = draw_shards(&mut rng, &job, "train", shards);
+        let validation = if rng.below(4) == 0 { 1 + rng.below(3) } else { 0 };
+        let validation = draw_shards(&mut rng, &job, "validate", validation);
+        job.evaluate.every = (rng.below(2) == 0).then(|| seconds(&mut rng, 1.0, 4.0));
+        job.checkpoint.every = (rng.below(8) > 0).then(|| seconds(&mut rng, 0.4, 3.0));
+        job.checkpoint.keep = 1 + rng.below(3) as u32;
+        let compute = draw_compute(&mut rng, &job, &shards);
+        job.limits.lease = seconds(&mut rng, 1.5, 4.0) + 3 * compute;
+        job.limits.silence = seconds(&mut rng, 3.0, 6.0);
+        job.limits.orphan = seconds(&mut rng, 8.0, 20.0);
+        job.limits.restarts = 1000;
+        let heal = seconds(&mut rng, 4.0, 14.0);
+        let faults = draw_faults(&mut rng, heal);
+        let plan = Plan { job, shape: shape() };
+        Scenario {
+            seed,
+            model: Arc::new(Model::of(&plan)),
+            plan,
+            shards,
+            validation,
+            compute,
+            pulls: rng.below(3) == 0,
+            tick: Duration::from_millis(50 + rng.below(100)),
+            net: draw_net(&mut rng, workers),
+            disk: draw_disk(&mut rng),
+            faults,
+            heal,
+            limit: heal + Duration::from_secs(240),
+        }
+    }
+
+    /// How many batches a shard has.
+    pub fn batches(&self, shard: &Shard) -> u64 {
+        shard.records.unwrap_or(0).div_ceil(self.plan.job.train.batch as u64)
+    }
+
+    /// The records of a batch.
+    pub fn records(&self, shard: &Shard, batch: u64) -> Range<u64> {
+        let size = self.plan.job.train.batch as u64;
+        let end = shard.first + shard.records.unwrap_or(0);
+        let first = (shard.first + batch * size).min(end);
+        first..(first + size).min(end)
+    }
+
+    /// How many partitions there are.
+    pub fn partitions(&self) -> u32 {
+        self.plan.job.servers.partitions
+    }
+}
+
+/// Mostly few workers, often dozens, now and then hundreds.
+fn draw_workers(rng: &mut Rng) -> u32 {
+    if rng.below(100) < 6 {
+        return 101 + rng.below(200) as u32;
+    }
+    let most = (100.0f64 / 2.0).ln();
+    (2.0 * (most * rng.uniform().powf(1.7)).exp()) as u32
+}
+
+fn draw_shards(rng: &mut Rng, job: &JobSpec, path: &str, count: u64) -> Vec<Shard> {
+    let most = job.train.batch as u64 * u64::from(job.data.batches_per_task);
+    let mut first = 0;
+    let mut shards = Vec::new();
+    for _ in 0..count {
+        // Like the end of a file, some are short.
+        let records = if rng.below(5) == 0 { 1 + rng.below(most) } else { most };
+        shards.push(Shard { path: path.into(), first, records: Some(records), offset: 0, fingerprint: 7 });
+        first += records;
+    }
+    shards
+}
+
+/// So long that the job lasts for some seconds.
+fn draw_compute(rng: &mut Rng, job: &JobSpec, shards: &[Shard]) -> Duration {
+    let batches = shards.len() as f64 * f64::from(job.data.batches_per_task) * f64::from(job.train.epochs);
+    let wanted = 2.0 + 8.0 * rng.uniform();
+    Duration::from_secs_f64((wanted * f64::from(job.workers.count) / batches).clamp(0.002, 0.6))
+}
+
+fn draw_net(rng: &mut Rng, workers: u32) -> Net {
+    let slow = if workers > 60 { 40 } else { 1 };
+    let mut share = |most: f64| if rng.below(3) == 0 { 0.0 } else { most * rng.uniform().powi(2) };
+    let (loss, twice, late) = (share(0.06), share(0.08), share(0.03));
+    let (cut, stray) = (share(0.04), share(0.1));
+    Net {
+        base: Duration::from_micros(slow * (200 + rng.below(800))),
+        jitter: Duration::from_micros(slow * (100 + rng.below(4000))),
+        loss,
+        twice,
+        late,
+        late_max: seconds(rng, 0.5, 8.0),
+        cut,
+        stray,
+        same_address: rng.below(2) == 0,
+    }
+}
+
+fn draw_disk(rng: &mut Rng) -> DiskRates {
+    DiskRates {
+        sync: Duration::from_micros(300 + rng.below(15_000)),
+        fail: if rng.below(3) == 0 { 0.2 * rng.uniform() } else { 0.0 },
+        loses: rng.uniform(),
+    }
+}
+
+fn draw_faults(rng: &mut Rng, heal: Duration) -> Vec<(Duration, Fault)> {
+    // Each seed has its own taste, so that some combinations come often.
+    let weights: Vec<u64> = (0..14).map(|_| [0, 0, 1, 2, 6][rng.below(5) as usize]).collect();
+    let total: u64 = weights.iter().sum();
+    let count = if rng.below(20) == 0 { 0 } else { 1 + rng.below(16) };
+    let mut faults = Vec::new();
+    for _ in 0..count {
+        let at = heal.mul_f64(rng.uniform() * 0.95);
+        let mut draw = rng.below(total.max(1));
+        let kind = weights.iter().position(|weight| {
+            let hit = draw < *weight;
+            draw = draw.saturating_sub(*weight);
+            hit
+        });
+        faults.push((at, fault(rng, kind.unwrap_or(0))));
+    }
+    faults.sort_by_key(|(at, _)| *at);
+    faults
+}
+
+fn fault(rng: &mut Rng, kind: usize) -> Fault {
+    let long = |rng: &mut Rng| seconds(rng, 0.2, 9.0);
+    match kind {
+        0 => Fault::CrashWorker,
+        1 => Fault::CrashServer,
+        2 => Fault::CrashMaster,
+        3 => Fault::PauseWorker(long(rng)),
+        4 => Fault::PauseServer(long(rng)),
+        5 => Fault::PauseMaster(seconds(rng, 0.1, 5.0)),
+        6 => Fault::SecondMaster(long(rng)),
+        7 => Fault::CutWorker(long(rng)),
+        8 => Fault::CutServer(long(rng)),
+        9 => Fault::Scale,
+        10 => Fault::Stop,
+        11 => Fault::DiskSlow(long(rng)),
+        12 => Fault::DiskFails(seconds(rng, 0.1, 2.0)),
+        _ => Fault::LedgerFails,
+    }
+}
+
+/// A time between two, in seconds.
+pub fn seconds(rng: &mut Rng, least: f64, most: f64) -> Duration {
+    Duration::from_secs_f64(least + (most - least) * rng.uniform())
+}

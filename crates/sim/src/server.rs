@@ -1,0 +1,352 @@
+//! A virtual server: real partitions behind a virtual network and disk, doing what `ps/src/run.rs` does.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use elasticdl_master::job::Answer;
+use elasticdl_ps::Partition;
+use elasticdl_ps::checkpoint::{self, Snapshot, Sum};
+use elasticdl_ps::closed::Closed;
+use elasticdl_ps::marks::MARK_CLOSED;
+use elasticdl_ps::partition::{Push, RowGradients};
+use elasticdl_spec::{PartitionId, TaskId};
+use elasticdl_wire::control::{
+    Assignment, BeatReply, CheckpointWrittenRequest, File, JoinReply, Mark, ReadyRequest, WriteCheckpoint,
+    beat_reply::What,
+};
+use elasticdl_wire::ps::{self, PushHeader, Status};
+
+use crate::branches::Branch;
+use crate::net::{Asked, Pid, Question, Request};
+use crate::processes::Timer;
+use crate::sabotage::Sabotage;
+use crate::world::World;
+
+/// Beats come no faster than this.
+const BEAT_PAUSE: Duration = Duration::from_millis(200);
+/// Gradients of rows and tensors: learning rate 1 makes of each a 1.
+const ONES: [f32; 8] = [-1.0; 8];
+/// Where a server that forgets its closed tasks applies them: a task that nobody has.
+const SHADOW: u32 = 1 << 20;
+
+/// A server's own state.
+#[derive(Debug, Default)]
+pub struct Server {
+    partitions: BTreeMap<PartitionId, Partition>,
+    serving: bool,
+    /// What is being opened.
+    opening: Option<(Vec<Assignment>, Option<u64>)>,
+    /// The last command carried out.
+    seen: u64,
+    checkpoint: Option<Writing>,
+}
+
+/// A checkpoint being written.
+#[derive(Debug)]
+struct Writing {
+    command: u64,
+    id: u64,
+    todo: VecDeque<PartitionId>,
+    files: Vec<File>,
+    /// The file being written.
+    bytes: Option<(File, Rc<Vec<u8>>)>,
+}
+
+impl World {
+    /// The master has answered a server.
+    pub(crate) fn server_heard(&mut self, pid: Pid, server: &mut Server, question: &Question, answer: Answer) {
+        match (question, answer) {
+            (_, Answer::Join(reply)) => self.begin_opening(pid, server, *reply),
+            (Question::Ready(ready), _) if !ready.error.is_empty() => self.end(pid, Some(1)),
+            (Question::Ready(_), _) => self.call(pid, Question::Beat),
+            (Question::Written(_), _) => self.checkpoint_reported(pid, server),
+            (_, Answer::Beat(reply)) => self.server_told(pid, server, reply),
+            _ => {}
+        }
+    }
+
+    fn begin_opening(&mut self, pid: Pid, server: &mut Server, reply: JoinReply) {
+        let restore_from = reply.restore_from.rsplit('-').next().and_then(|id| id.parse().ok());
+        let held = |a: &&Assignment| {
+            let held = server.partitions.get(&PartitionId(a.partition));
+            held.is_none_or(|p| p.incarnation() != a.incarnation)
+        };
+        let missing = reply.partitions.iter().filter(held).count() as u32;
+        let time = (0..missing).map(|_| self.disk_time()).sum();
+        server.opening = Some((reply.partitions, restore_from));
+        self.set_timer(pid, time, Timer::Opened);
+    }
+
+    /// The files are read: what is not open in its incarnation is opened now.
+    pub(crate) fn opened(&mut self, pid: Pid, server: &mut Server) {
+        let Some((assignments, restore_from)) = server.opening.take() else { return };
+        server.partitions.retain(|id, _| assignments.iter().any(|a| a.partition == id.0));
+        for a in &assignments {
+            let id = PartitionId(a.partition);
+            if server.partitions.get(&id).is_some_and(|p| p.incarnation() == a.incarnation) {
+                continue;
+            }
+            match self.open_partition(id, a, restore_from) {
+                Ok(partition) => {
+                    self.checkers.leases.opened(pid, &partition);
+                    server.partitions.insert(id, partition);
+                }
+                Err((reason, user_error)) => {
+                    let ready = ReadyRequest { error: reason, user_error, ..ReadyRequest::default() };
+                    return self.call(pid, Question::Ready(ready));
+                }
+            }
+        }
+        server.serving = true;
+        let held = server.partitions.values().map(|p| Assignment {
+            partition: p.id().0,
+            incarnation: p.incarnation(),
+            ..Assignment::default()
+        });
+        let ready = ReadyRequest { partitions: held.collect(), ..ReadyRequest::default() };
+        self.note("serving", [pid.into(), ready.partitions.len() as u64, 0], || {
+            let lives = ready.partitions.iter().map(|a| format!("{}.{}", a.partition, a.incarnation));
+            format!("pid {pid}: partitions {} from checkpoint {restore_from:?}", lives.collect::<Vec<_>>().join(" "))
+        });
+        self.call(pid, Question::Ready(ready));
+    }
+
+    fn open_partition(
+        &mut self,
+        id: PartitionId,
+        a: &Assignment,
+        restore_from: Option<u64>,
+    ) -> Result<Partition, (String, bool)> {
+        let model = &self.scenario.model;
+        let Some(checkpoint) = restore_from else { return Ok(Partition::new(model.clone(), id, a.incarnation)) };
+        if self.disk_fails(1.0) {
+            self.branches.count(Branch::CheckpointReadFailed);
+            return Err(("the disk cannot be read now".into(), false));
+        }
+        let file = self.disk.checkpoint(checkpoint).and_then(|dir| dir.files.get(&id.0));
+        let bytes = file.ok_or_else(|| (format!("checkpoint {checkpoint} has no file of {id}"), true))?;
+        let sum = Sum { bytes: a.bytes, crc32: a.crc32 };
+        let model = &self.scenario.model;
+        let restored = checkpoint::decode(model, bytes, id, a.incarnation, sum).map_err(|e| (e.chain(), true));
+        self.branches.count(Branch::Restored);
+        restored
+    }
+
+    fn server_told(&mut self, pid: Pid, server: &mut Server, reply: BeatReply) {
+        match reply.what {
+            Some(What::Leave(true)) => return self.end(pid, Some(0)),
+            Some(What::WriteCheckpoint(order)) if reply.command > server.seen && server.checkpoint.is_none() => {
+                self.begin_checkpoint(pid, server, reply.command, &order);
+            }
+            _ => {}
+        }
+        self.set_timer(pid, BEAT_PAUSE, Timer::Beat);
+    }
+
+    /// Closes what earlier checkpoints cover, then writes this one, partition by partition.
+    fn begin_checkpoint(&mut self, pid: Pid, server: &mut Server, command: u64, order: &WriteCheckpoint) {
+        let covered: Closed = serde_json::from_str(&order.covered).expect("the master sends ranges");
+        server.partitions.values_mut().for_each(|p| p.close_all(&covered));
+        let todo = server.partitions.keys().copied().collect();
+        let id = order.checkpoint;
+        self.note("cut begins", [pid.into(), id, 0], || format!("pid {pid}: checkpoint {id}"));
+        server.checkpoint = Some(Writing { command, id, todo, files: Vec::new(), bytes: None });
+        self.write_next(pid, server);
+    }
+
+    fn write_next(&mut self, pid: Pid, server: &mut Server) {
+        let time = self.disk_time();
+        let early = self.sabotage == Sabotage::CommitBeforeDurable;
+        let Some(writing) = &mut server.checkpoint else { return };
+        let Some(partition) = writing.todo.pop_front() else {
+            let (checkpoint, files) = (writing.id, std::mem::take(&mut writing.files));
+            return self.tell_written(pid, CheckpointWrittenRequest { checkpoint, files, ..Default::default() });
+        };
+        let Some(held) = server.partitions.get(&partition) else {
+            return self.write_next(pid, server); // It was let go of meanwhile.
+        };
+        let snapshot = Snapshot::take(held);
+        let file = file_of(held);
+        let (bytes, sum) = checkpoint::encode(snapshot).expect("a partition can be encoded");
+        let file = File { bytes: sum.bytes, crc32: sum.crc32, ..file };
+        writing.bytes = Some((file, Rc::new(bytes)));
+        let id = writing.id;
+        let time = if early { time * 40 } else { time };
+        self.note("cut", [pid.into(), id, partition.0.into()], || format!("pid {pid}: checkpoint {id} {partition}"));
+        self.set_timer(pid, time, Timer::FileWritten(id));
+        if early {
+            self.tell_early(pid, server);
+        }
+    }
+
+    /// A file is on disk, or cannot be.
+    pub(crate) fn file_written(&mut self, pid: Pid, server: &mut Server, id: u64) {
+        let failed = self.disk_fails(0.2);
+        let torn = self.sabotage == Sabotage::TornCut;
+        let Some(writing) = server.checkpoint.as_mut().filter(|w| w.id == id) else { return };
+        let Some((mut file, bytes)) = writing.bytes.take() else { return };
+        if failed || !self.disk.put_file(id, file.partition, bytes) {
+            self.branches.count(Branch::CheckpointWriteFailed);
+            writing.todo.clear();
+            let error = "the disk takes nothing now".to_string();
+            return self.tell_written(pid, CheckpointWrittenRequest { checkpoint: id, error, ..Default::default() });
+        }
+        if torn && let Some(held) = server.partitions.get(&PartitionId(file.partition)) {
+            file.marks = file_of(held).marks;
+        }
+        writing.files.push(file);
+        if self.sabotage != Sabotage::CommitBeforeDurable {
+            self.write_next(pid, server);
+        }
+    }
+
+    /// Tells of all files while the first is being written: sabotage.
+    fn tell_early(&mut self, pid: Pid, server: &mut Server) {
+        let Some(writing) = &mut server.checkpoint else { return };
+        let mut files: Vec<File> = writing.bytes.iter().map(|(file, _)| file.clone()).collect();
+        for partition in std::mem::take(&mut writing.todo) {
+            let Some(held) = server.partitions.get(&partition) else { continue };
+            let (_, sum) = checkpoint::encode(Snapshot::take(held)).expect("a partition can be encoded");
+            files.push(File { bytes: sum.bytes, crc32: sum.crc32, ..file_of(held) });
+        }
+        let checkpoint = writing.id;
+        self.tell_written(pid, CheckpointWrittenRequest { checkpoint, files, ..Default::default() });
+    }
+
+    fn tell_written(&mut self, pid: Pid, written: CheckpointWrittenRequest) {
+        if self.sabotage != Sabotage::NoCheckpoints {
+            self.call(pid, Question::Written(written));
+        }
+    }
+
+    /// The master knows of the checkpoint, or has no use for it.
+    pub(crate) fn checkpoint_reported(&mut self, _: Pid, server: &mut Server) {
+        if let Some(writing) = server.checkpoint.take() {
+            server.seen = writing.command;
+        }
+    }
+
+    /// Workers ask.
+    pub(crate) fn requested(&mut self, pid: Pid, server: &mut Server, request: &Request) {
+        if !server.serving {
+            return;
+        }
+        let cut = !self.healed && request.parts.len() > 1 && self.rng.uniform() < self.scenario.net.cut;
+        let done = if cut { 1 + self.rng.below(request.parts.len() as u64 - 1) as usize } else { request.parts.len() };
+        let mut answers = Vec::with_capacity(done);
+        for (id, incarnation, rows) in &request.parts[..done] {
+            let answer = match server.partitions.get_mut(id) {
+                Some(partition) => self.ask_partition(pid, partition, *incarnation, &request.what, rows),
+                None => ps::Answer { partition: *id, status: Status::NotHere, mark: 0, version: 0 },
+            };
+            answers.push(answer);
+        }
+        if cut {
+            return self.branches.count(Branch::FrameCut);
+        }
+        self.send_reply(request.from, answers);
+    }
+
+    fn ask_partition(
+        &mut self,
+        pid: Pid,
+        partition: &mut Partition,
+        incarnation: u64,
+        what: &Asked,
+        rows: &[u64],
+    ) -> ps::Answer {
+        let incarnation = match self.sabotage {
+            Sabotage::IncarnationsOff => partition.incarnation(),
+            _ => incarnation,
+        };
+        match what {
+            Asked::Fence(task, lease) => {
+                let answer = partition.fence(*task, *lease, incarnation).expect("only training tasks are fenced");
+                self.count_fence(&answer);
+                self.checkers.leases.fenced(pid, *task, *lease, &answer);
+                answer
+            }
+            Asked::Pull => {
+                let mut out = [0.0; 8];
+                let status = partition.admit(incarnation);
+                if status == Status::Ok {
+                    partition.pull(0, rows, &mut out[..rows.len()]).expect("rows are dealt to their partitions");
+                }
+                ps::Answer { partition: partition.id(), status, mark: 0, version: partition.version() }
+            }
+            Asked::Push(header) => {
+                let answer = self.push(partition, *header, incarnation, rows);
+                self.count_push(&answer);
+                self.note("push", [header.task.as_u64(), header.batch, answer.status.word()], || {
+                    let PushHeader { task, batch, lease, .. } = header;
+                    format!("{task} batch {batch} lease {lease} at {}: {:?}, mark {}", partition.id(), answer.status, answer.mark)
+                });
+                self.checkers.leases.pushed(self.now, pid, header, &answer);
+                answer
+            }
+        }
+    }
+
+    fn push(&mut self, partition: &mut Partition, header: PushHeader, incarnation: u64, rows: &[u64]) -> ps::Answer {
+        let tables = [RowGradients { ids: rows, gradients: &ONES[..rows.len()] }];
+        let tensors: Vec<&[f32]> = partition.tensors().iter().map(|t| &ONES[..t.values().len()]).collect();
+        let mut land = |header: PushHeader| {
+            let push = Push { header, incarnation, tables: &tables, tensors: &tensors };
+            partition.push(&push).expect("pushes fit the model")
+        };
+        let answer = land(header);
+        match (self.sabotage, answer.status) {
+            (Sabotage::MarksOff, Status::Duplicate) if answer.mark != MARK_CLOSED => {
+                land(PushHeader { batch: answer.mark, ..header });
+                answer
+            }
+            (Sabotage::ClosedOff, Status::Duplicate) if answer.mark == MARK_CLOSED => {
+                let task = TaskId::train(header.task.epoch, header.task.shard + SHADOW);
+                land(PushHeader { task, ..header })
+            }
+            (Sabotage::FencingOff, Status::Fenced) => {
+                let lease = partition.memory().marks.open().get(&header.task).map(|open| open.lease);
+                let push = Push {
+                    header: PushHeader { lease: lease.unwrap_or(header.lease), ..header },
+                    incarnation,
+                    tables: &tables,
+                    tensors: &[],
+                };
+                let tensors: Vec<&[f32]> = partition.tensors().iter().map(|t| &ONES[..t.values().len()]).collect();
+                partition.push(&Push { tensors: &tensors, ..push }).expect("pushes fit the model")
+            }
+            _ => answer,
+        }
+    }
+
+    fn count_push(&mut self, answer: &ps::Answer) {
+        let branch = match answer.status {
+            Status::Ok => Branch::PushApplied,
+            Status::Duplicate if answer.mark == MARK_CLOSED => Branch::PushClosed,
+            Status::Duplicate => Branch::PushDuplicate,
+            Status::Fenced => Branch::PushFenced,
+            Status::Gap => Branch::PushGap,
+            Status::WrongIncarnation | Status::NotHere | Status::NotStaged => Branch::WrongIncarnation,
+        };
+        self.branches.count(branch);
+    }
+
+    fn count_fence(&mut self, answer: &ps::Answer) {
+        let branch = match answer.status {
+            Status::Ok if answer.mark == MARK_CLOSED => Branch::FenceClosed,
+            Status::Ok => Branch::FenceRaised,
+            Status::Fenced => Branch::FenceRefused,
+            _ => Branch::WrongIncarnation,
+        };
+        self.branches.count(branch);
+    }
+}
+
+/// What the master is told of a partition's file; its length and sum are still to come.
+fn file_of(partition: &Partition) -> File {
+    let open = partition.memory().marks.open().iter();
+    let marks = open.map(|(task, open)| Mark { epoch: task.epoch, shard: task.shard, mark: open.mark });
+    let (partition, incarnation, marks) = (partition.id().0, partition.incarnation(), marks.collect());
+    File { partition, incarnation, marks, ..File::default() }
+}
