@@ -201,6 +201,8 @@ pub struct Job {
     shard_notes: BTreeMap<u32, ShardNote>,
     /// Whether those were all.
     was_indexed: bool,
+    /// No lease below this one counts.
+    floor: Option<LeaseId>,
     /// Tasks that were done and are being applied again, since when.
     replay: Option<Replay>,
     /// Records of all tasks that were ever opened again.
@@ -285,6 +287,7 @@ impl Job {
             quarantined: book.quarantined.clone(),
             shard_notes: book.shards.clone(),
             was_indexed: book.indexed,
+            floor: book.floor,
             replay: None,
             replayed: book.replayed,
             has_leased: false,

@@ -65,6 +65,8 @@ pub enum Entry {
     Reborn {
         /// The partitions with their new incarnations.
         partitions: Vec<(u32, u64)>,
+        /// Where all of them went back to one step: no lease below this one counts any more.
+        floor: Option<LeaseId>,
     },
     /// A checkpoint of this number is begun. No other one, of whatever master, gets the number.
     Cut {
@@ -270,6 +272,8 @@ pub struct Book {
     pub cut: u64,
     /// Incarnations by partition; those that are not here are in their first.
     pub incarnations: BTreeMap<u32, u64>,
+    /// No lease below this one counts.
+    pub floor: Option<LeaseId>,
     /// What was started and has not been seen to exit, by name: "worker-3", "ps-0".
     pub processes: BTreeMap<String, Running>,
     /// The number that the next worker gets.
@@ -301,8 +305,12 @@ impl Book {
                 self.leased.remove(task);
                 self.recent.insert(*task, *finished);
             }
-            Entry::Reborn { partitions } => {
+            Entry::Reborn { partitions, floor } => {
                 self.incarnations.extend(partitions.iter().copied());
+                if let Some(floor) = floor {
+                    self.floor = Some(*floor);
+                    self.leased.clear();
+                }
                 let again = std::mem::take(&mut self.recent);
                 self.replayed += again.values().map(|finished| finished.records).sum::<u64>();
             }
@@ -370,7 +378,7 @@ mod tests {
         covered.add(TaskId::train(0, 1), done(10));
         book.apply(&Entry::Committed { checkpoint: 4, covered });
         assert_eq!(book.recent.keys().map(|t| t.shard).collect::<Vec<_>>(), [0, 2]);
-        book.apply(&Entry::Reborn { partitions: vec![(2, 5)] });
+        book.apply(&Entry::Reborn { partitions: vec![(2, 5)], floor: None });
         assert_eq!((book.recent.len(), book.replayed), (0, 20));
         assert_eq!((book.incarnation(2), book.incarnation(0)), (5, 1));
         assert_eq!((book.committed, book.covered.records), (Some(4), 10));
@@ -390,7 +398,7 @@ mod tests {
             Entry::Leased { task, lease, worker: WorkerId(7) },
             Entry::Freed { task },
             Entry::Done { task, finished: done(10) },
-            Entry::Reborn { partitions: vec![(0, 2)] },
+            Entry::Reborn { partitions: vec![(0, 2)], floor: None },
             Entry::Cut { checkpoint: 8 },
             Entry::Committed { checkpoint: 8, covered },
             Entry::Started { role: MemberRole::Server, id: 1, process },

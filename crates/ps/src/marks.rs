@@ -6,7 +6,7 @@
 //! | push | answer |
 //! | --- | --- |
 //! | of a closed task | `Duplicate` |
-//! | under a lease older than the highest seen | `Fenced` |
+//! | under a lease older than the highest seen, or below the floor | `Fenced` |
 //! | of a batch below the mark | `Duplicate` |
 //! | of the batch at the mark | `Ok`: it is applied and the mark moves past it |
 //! | of a batch above the mark | `Gap`: something before it was lost |
@@ -29,6 +29,8 @@ pub const MARK_CLOSED: u64 = u64::MAX;
 pub struct Marks {
     open: BTreeMap<TaskId, Open>,
     closed: Closed,
+    /// Leases below it are older than any, whatever their task.
+    floor: LeaseId,
 }
 
 /// What is known of an open task.
@@ -47,7 +49,7 @@ impl Marks {
             !open.keys().any(|task| closed.contains(task.epoch, task.shard)),
             "no task is open and closed"
         );
-        Marks { open, closed }
+        Marks { open, closed, floor: LeaseId::default() }
     }
 
     /// What is to become of a batch, and the task's mark now. Changes nothing.
@@ -57,7 +59,7 @@ impl Marks {
         }
         let open = self.open.get(&task);
         let mark = open.map_or(0, |open| open.mark);
-        if open.is_some_and(|open| lease < open.lease) {
+        if lease < self.floor || open.is_some_and(|open| lease < open.lease) {
             return (Status::Fenced, mark);
         }
         match batch.cmp(&mark) {
@@ -72,12 +74,20 @@ impl Marks {
         if self.is_closed(task) {
             return (Status::Ok, MARK_CLOSED);
         }
+        if lease < self.floor {
+            return (Status::Fenced, self.open.get(&task).map_or(0, |open| open.mark));
+        }
         let open = self.open.entry(task).or_insert(Open { mark: 0, lease });
         if lease < open.lease {
             return (Status::Fenced, open.mark);
         }
         open.lease = lease;
         (Status::Ok, open.mark)
+    }
+
+    /// Leases below `floor` are refused from now on.
+    pub fn raise_floor(&mut self, floor: LeaseId) {
+        self.floor = self.floor.max(floor);
     }
 
     /// The batch at the mark is applied. Tells the new mark.
@@ -123,6 +133,17 @@ mod tests {
 
     fn lease(n: u64) -> LeaseId {
         LeaseId { term: 1, n }
+    }
+
+    #[test]
+    fn leases_below_the_floor_are_older_than_any() {
+        let mut marks = Marks::default();
+        marks.raise_floor(lease(5));
+        assert_eq!(marks.fence(TASK, lease(4)), (Status::Fenced, 0));
+        assert_eq!(marks.judge(TASK, 0, lease(4)), (Status::Fenced, 0));
+        assert!(marks.open().is_empty(), "and leave no trace");
+        assert_eq!(marks.fence(TASK, lease(5)), (Status::Ok, 0));
+        assert_eq!(marks.judge(TASK, 0, lease(6)), (Status::Ok, 0));
     }
 
     #[test]

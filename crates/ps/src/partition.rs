@@ -137,6 +137,11 @@ impl Partition {
         if incarnation == self.incarnation { Status::Ok } else { Status::WrongIncarnation }
     }
 
+    /// Leases below `floor` are refused from now on, whatever their task.
+    pub fn refuse_leases_below(&mut self, floor: LeaseId) {
+        self.memory.marks.raise_floor(floor);
+    }
+
     /// Copies rows of a table to `out`; unknown ones are born.
     pub fn pull(&mut self, table: usize, ids: &[u64], out: &mut [f32]) -> Result<()> {
         self.check_ids(table, ids)?;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use elasticdl_spec::{Kind, PartitionId, Plan, ServerId, TaskId};
+use elasticdl_spec::{Kind, LeaseId, PartitionId, Plan, ServerId, TaskId};
 use elasticdl_wire::client::{self, Client};
 use elasticdl_wire::control::beat_reply::What;
 use elasticdl_wire::control::{
@@ -342,12 +342,16 @@ fn open(partitions: &Partitions, joined: &Joined) -> Result<()> {
 }
 
 fn opened(model: &Arc<Model>, assignment: &Assignment, restore_from: Option<&Path>) -> Result<Partition> {
-    let &Assignment { partition, incarnation, bytes, crc32 } = assignment;
+    let &Assignment { partition, incarnation, bytes, crc32, floor } = assignment;
     let id = PartitionId(partition);
-    match restore_from {
-        None => Ok(Partition::new(Arc::clone(model), id, incarnation)),
-        Some(dir) => checkpoint::restore(model, dir, id, incarnation, Sum { bytes, crc32 }),
+    let mut opened = match restore_from {
+        None => Partition::new(Arc::clone(model), id, incarnation),
+        Some(dir) => checkpoint::restore(model, dir, id, incarnation, Sum { bytes, crc32 })?,
+    };
+    if let Some(floor) = floor {
+        opened.refuse_leases_below(LeaseId { term: floor.term, n: floor.n });
     }
+    Ok(opened)
 }
 
 fn to_file(written: Written) -> File {

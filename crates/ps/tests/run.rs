@@ -281,7 +281,7 @@ fn order_checkpoint(master: &Scripted, command: u64, dir: &Path, covered: &str) 
 /// A file as the partition's next life is to find it.
 fn in_next_life(file: &File) -> Assignment {
     let &File { partition, incarnation, bytes, crc32, .. } = file;
-    Assignment { partition, incarnation: incarnation + 1, bytes, crc32 }
+    Assignment { partition, incarnation: incarnation + 1, bytes, crc32, floor: None }
 }
 
 async fn written(master: &Scripted, checkpoint: u64) -> CheckpointWrittenRequest {

@@ -1,6 +1,6 @@
 //! Runs seeds, each twice, on several threads, and adds up what they met.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,16 +40,23 @@ pub struct Summary {
 thread_local! {
     /// What the last panic of this thread said, and where.
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+    static IN_A_WORLD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From now on a panic prints nothing: it becomes a violation that names its place.
+/// From now on a panic in a world prints nothing: it becomes a violation that names its place.
 pub fn keep_panics_quiet() {
-    panic::set_hook(Box::new(|info| LAST_PANIC.set(Some(info.to_string()))));
+    let before = panic::take_hook();
+    panic::set_hook(Box::new(move |info| match IN_A_WORLD.get() {
+        true => LAST_PANIC.set(Some(info.to_string())),
+        false => before(info),
+    }));
 }
 
 /// Runs a seed once.
 pub fn run_once(seed: u64, sabotage: Sabotage, trace: Trace) -> Outcome {
+    IN_A_WORLD.set(true);
     let outcome = catch_unwind(AssertUnwindSafe(|| World::new(seed, sabotage, trace).run()));
+    IN_A_WORLD.set(false);
     outcome.unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().cloned();
         let said = said.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));

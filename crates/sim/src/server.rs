@@ -262,8 +262,11 @@ impl World {
         };
         match what {
             Asked::Fence(task, lease) => {
-                let answer = partition.fence(*task, *lease, incarnation).expect("only training tasks are fenced");
+                let mut answer = partition.fence(*task, *lease, incarnation).expect("only training tasks are fenced");
                 self.count_fence(&answer);
+                if self.sabotage == Sabotage::ClosedOff && answer.mark == MARK_CLOSED {
+                    answer.mark = 0;
+                }
                 self.checkers.leases.fenced(pid, *task, *lease, &answer);
                 answer
             }
@@ -289,32 +292,23 @@ impl World {
     }
 
     fn push(&mut self, partition: &mut Partition, header: PushHeader, incarnation: u64, rows: &[u64]) -> ps::Answer {
-        let tables = [RowGradients { ids: rows, gradients: &ONES[..rows.len()] }];
-        let tensors: Vec<&[f32]> = partition.tensors().iter().map(|t| &ONES[..t.values().len()]).collect();
-        let mut land = |header: PushHeader| {
-            let push = Push { header, incarnation, tables: &tables, tensors: &tensors };
-            partition.push(&push).expect("pushes fit the model")
-        };
-        let answer = land(header);
+        let answer = land(partition, header, incarnation, rows);
+        let closed = answer.mark == MARK_CLOSED;
         match (self.sabotage, answer.status) {
-            (Sabotage::MarksOff, Status::Duplicate) if answer.mark != MARK_CLOSED => {
-                land(PushHeader { batch: answer.mark, ..header });
+            (Sabotage::MarksOff, Status::Duplicate) if !closed => {
+                land(partition, PushHeader { batch: answer.mark, ..header }, incarnation, rows);
                 answer
             }
-            (Sabotage::ClosedOff, Status::Duplicate) if answer.mark == MARK_CLOSED => {
+            (Sabotage::ClosedOff, Status::Duplicate) if closed => {
                 let task = TaskId::train(header.task.epoch, header.task.shard + SHADOW);
-                land(PushHeader { task, ..header })
+                let batch = partition.memory().marks.open().get(&task).map_or(0, |open| open.mark);
+                land(partition, PushHeader { task, batch, ..header }, incarnation, rows);
+                answer
             }
             (Sabotage::FencingOff, Status::Fenced) => {
                 let lease = partition.memory().marks.open().get(&header.task).map(|open| open.lease);
-                let push = Push {
-                    header: PushHeader { lease: lease.unwrap_or(header.lease), ..header },
-                    incarnation,
-                    tables: &tables,
-                    tensors: &[],
-                };
-                let tensors: Vec<&[f32]> = partition.tensors().iter().map(|t| &ONES[..t.values().len()]).collect();
-                partition.push(&Push { tensors: &tensors, ..push }).expect("pushes fit the model")
+                let header = PushHeader { lease: lease.unwrap_or(header.lease), ..header };
+                land(partition, header, incarnation, rows)
             }
             _ => answer,
         }
@@ -341,6 +335,13 @@ impl World {
         };
         self.branches.count(branch);
     }
+}
+
+fn land(partition: &mut Partition, header: PushHeader, incarnation: u64, rows: &[u64]) -> ps::Answer {
+    let tables = [RowGradients { ids: rows, gradients: &ONES[..rows.len()] }];
+    let tensors: Vec<&[f32]> = partition.tensors().iter().map(|t| &ONES[..t.values().len()]).collect();
+    let push = Push { header, incarnation, tables: &tables, tensors: &tensors };
+    partition.push(&push).expect("pushes fit the model")
 }
 
 /// What the master is told of a partition's file; its length and sum are still to come.

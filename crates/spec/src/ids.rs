@@ -133,7 +133,7 @@ impl TryFrom<String> for TaskId {
 }
 
 /// A lease's number. It only grows: first by the master's term, then within it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LeaseId {
     /// The term of the master that gave it.
     pub term: u64,

@@ -184,8 +184,8 @@ impl Default for Session {
 }
 
 impl Session {
-    /// A session that has one task at a time, so that nothing of the next is begun before all of this one
-    /// is applied.
+    /// A session that has one task at a time: the next is asked for when the master has heard that this one
+    /// is done.
     pub fn one_after_the_other() -> Self {
         Session { tasks_max: 1, ..Session::default() }
     }
@@ -247,6 +247,14 @@ impl Session {
         self.held.values().filter(|held| held.end.is_none()).count()
     }
 
+    /// Whether one more task can be used.
+    fn has_room(&self) -> bool {
+        match self.tasks_max {
+            1 => self.held.is_empty(),
+            more => self.working() < more,
+        }
+    }
+
     fn proceed(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         if !self.asking {
             self.ask(self.failure_pause(), effects);
@@ -267,7 +275,7 @@ impl Session {
     }
 
     fn ask(&mut self, pause: Duration, effects: &mut Vec<Effect>) {
-        if self.phase == Phase::Running && self.wanted && self.working() < self.tasks_max {
+        if self.phase == Phase::Running && self.wanted && self.has_room() {
             self.asking = true;
             effects.push(Effect::Ask(pause));
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use elasticdl_spec::WorkerId;
 use elasticdl_wire::control::{
-    Assignment, BeatReply, JoinReply, Place, ReadyRequest, Role, TopologyReply, WriteCheckpoint, beat_reply,
+    Assignment, BeatReply, JoinReply, LeaseNumber, Place, ReadyRequest, Role, TopologyReply, WriteCheckpoint, beat_reply,
 };
 use serde_json::{Value, json};
 
@@ -61,6 +61,7 @@ impl Job {
                 incarnation: place.incarnation,
                 bytes: file.map_or(0, |f| f.bytes),
                 crc32: file.map_or(0, |f| f.crc32),
+                floor: self.floor.map(|floor| LeaseNumber { term: floor.term, n: floor.n }),
             }
         })
         .collect()

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use elasticdl_spec::{Shard, TaskId};
+use elasticdl_spec::{LeaseId, Shard, TaskId};
 use elasticdl_wire::control::Role;
 use serde_json::json;
 
@@ -111,9 +111,12 @@ impl Job {
         if all {
             self.evaluation.abandon();
             self.end_servers(effects);
+            // Whoever still works on a task would do it before its turn.
+            self.floor = Some(LeaseId { term: self.term, n: self.lease_next });
         }
         // Written before anything is restored or leased again: no life of a partition comes twice.
-        effects.push(Effect::Record(Entry::Reborn { partitions: reborn }));
+        let floor = self.floor.filter(|_| all);
+        effects.push(Effect::Record(Entry::Reborn { partitions: reborn, floor }));
         let again = if all { self.tasks.roll_back() } else { self.tasks.reopen() };
         let records = again.values().map(|finished| finished.records).sum::<u64>();
         self.replayed += records;

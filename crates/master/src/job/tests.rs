@@ -407,6 +407,7 @@ fn in_the_deterministic_mode_a_dead_server_takes_all_partitions_back() {
     world.kill(Role::Server, 1);
     assert!(world.incarnations().iter().all(|n| *n == 2), "every partition goes back to the same step");
     assert!(!world.train(0, &held), "and every lease ends");
+    assert!(world.book.leased.is_empty() && world.book.floor > Some(LeaseId { term: held.term, n: held.lease }));
     world.tick(1);
     world.tick(1_000);
     world.serve();

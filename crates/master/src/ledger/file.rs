@@ -321,7 +321,7 @@ mod tests {
         assert_eq!(new.book().leased.len(), 1);
         new.append(&[begun(2)]).unwrap();
         old.append(&[leased(1)]).unwrap();
-        let reborn = Entry::Reborn { partitions: vec![(0, 2)] };
+        let reborn = Entry::Reborn { partitions: vec![(0, 2)], floor: None };
         let error = old.append(std::slice::from_ref(&reborn)).unwrap_err();
         assert!(matches!(error, Error::Succeeded { term: 1 }), "{error}");
         assert!(old.append(&[leased(2)]).is_err(), "and it writes nothing more");

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use elasticdl_spec::job::*;
 use elasticdl_spec::layout::*;
 use elasticdl_spec::scores::Scores;
-use elasticdl_spec::{JobSpec, ModelSpec, OptimizerSpec, Shard, TaskId, Zoo};
+use elasticdl_spec::{JobSpec, ModelShape, ModelSpec, OptimizerSpec, PartitionId, Shard, TaskId, Zoo};
 use elasticdl_wire::control::master_server::{Master as Service, MasterServer};
 use elasticdl_wire::control::{self, *};
 use tokio::net::TcpListener;
@@ -43,7 +43,8 @@ struct Script {
 struct FakeMaster {
     plan: String,
     shard: Shard,
-    servers: Vec<FakeServer>,
+    /// Where the servers are; partitions are dealt to them in turn.
+    addresses: Vec<String>,
     world: Arc<Mutex<World>>,
     script: Mutex<Script>,
     /// Rises with every report.
@@ -105,7 +106,7 @@ impl Service for FakeMaster {
         let place = |p: u32| Place {
             partition: p,
             incarnation: world.partitions[p as usize].incarnation,
-            address: self.servers[p as usize % self.servers.len()].address.clone(),
+            address: self.addresses[p as usize % self.addresses.len()].clone(),
         };
         Ok(Response::new(TopologyReply { places: (0..PARTITIONS).map(place).collect() }))
     }
@@ -191,6 +192,7 @@ struct Rig {
     master: Arc<FakeMaster>,
     life: Option<Life>,
     address: String,
+    _servers: Vec<FakeServer>,
     _file: tempfile::NamedTempFile,
 }
 
@@ -238,6 +240,27 @@ async fn rig(tasks: Vec<TaskId>, orphan: Duration) -> Rig {
 
 /// The same with so many records in a task.
 async fn rig_with(records: u64, tasks: Vec<TaskId>, orphan: Duration) -> Rig {
+    let job = job(orphan);
+    let shape = shape_of(&job);
+    let world = Arc::new(Mutex::new(World::new(shape)));
+    let servers = vec![FakeServer::start(&world, TOKEN), FakeServer::start(&world, TOKEN)];
+    let addresses = servers.iter().map(|server| server.address.clone()).collect();
+    Rig { _servers: servers, ..rig_of(job, records, tasks, world, addresses) }
+}
+
+fn shape_of(job: &JobSpec) -> ModelShape {
+    elasticdl_nn::build(&job.model, 2, 2).unwrap().shape().clone()
+}
+
+/// A master of this job, with servers at these addresses.
+fn rig_of(
+    job: JobSpec,
+    records: u64,
+    tasks: Vec<TaskId>,
+    world: Arc<Mutex<World>>,
+    addresses: Vec<String>,
+) -> Rig {
+    let shape = shape_of(&job);
     let mut file = tempfile::NamedTempFile::new().unwrap();
     for i in 0..records {
         writeln!(file, "{},{}.5,{},a{},b{}", u8::from(i % 3 == 0), i % 5, i % 2, i % 7, i % 4).unwrap();
@@ -247,20 +270,17 @@ async fn rig_with(records: u64, tasks: Vec<TaskId>, orphan: Duration) -> Rig {
     let path = found[0].path.clone();
     let shard =
         Shard { path, first: 0, records: Some(records), offset: 0, fingerprint: found[0].fingerprint };
-    let job = job(orphan);
-    let shape = elasticdl_nn::build(&job.model, 2, 2).unwrap().shape().clone();
-    let world = Arc::new(Mutex::new(World::new(shape.clone())));
     let master = Arc::new(FakeMaster {
         plan: serde_json::to_string(&Plan { job, shape }).unwrap(),
         shard,
-        servers: vec![FakeServer::start(&world, TOKEN), FakeServer::start(&world, TOKEN)],
+        addresses,
         world,
         script: Mutex::new(Script { tasks, term: 1, ..Script::default() }),
         heard: tokio::sync::watch::Sender::new(0),
     });
     let life = Life::start(&master, "127.0.0.1:0".parse().unwrap());
     let address = life.address.to_string();
-    Rig { master, life: Some(life), address, _file: file }
+    Rig { master, life: Some(life), address, _servers: vec![], _file: file }
 }
 
 impl Rig {
@@ -318,6 +338,47 @@ async fn a_worker_trains_and_evaluates_what_it_is_given_and_leaves_when_the_job_
         assert_eq!(partition.records, 4 * 30);
         assert_eq!(partition.version, 4 * 4, "30 records are 4 batches");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deterministic_job_counts_every_record_once_and_has_one_task_at_a_time() {
+    let mut job = job(NEVER);
+    job.train.staleness = Some(0);
+    let model = Arc::new(elasticdl_ps::Model::of(&Plan { job: job.clone(), shape: shape_of(&job) }));
+    let partitions = Arc::new(elasticdl_ps::Partitions::new(Arc::clone(&model)));
+    for id in (0..PARTITIONS).map(PartitionId) {
+        partitions.open(elasticdl_ps::Partition::new(Arc::clone(&model), id, 1));
+    }
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (token, options) = (Token::new(TOKEN).unwrap(), Default::default());
+    let server = elasticdl_ps::Server::start(listener, token, Arc::clone(&partitions), options).unwrap();
+    let world = Arc::new(Mutex::new(World::new(shape_of(&job))));
+    let rig = rig_of(job, 30, trains(3), world, vec![server.address().to_string()]);
+    let (_terminate, life) = rig.worker(TOKEN);
+    life.await.unwrap();
+
+    let batch = |p: &mut elasticdl_ps::Partition| p.memory().audit.epochs()[&0];
+    for id in (0..PARTITIONS).map(PartitionId) {
+        let tally = partitions.with(id, batch).unwrap();
+        assert_eq!((tally.batches, tally.records), (3 * 4, 3 * 30));
+    }
+    let script = rig.master.script();
+    assert_eq!(script.reports.iter().filter(|r| matches!(r.outcome, Some(Told::Done(_)))).count(), 3);
+    assert!(script.held.iter().all(Vec::is_empty), "{:?}", script.held);
+}
+
+/// Servers that know nothing of staging show that it is what they are asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deterministic_job_never_pushes_in_one_go() {
+    let mut job = job(NEVER);
+    job.train.staleness = Some(0);
+    let world = Arc::new(Mutex::new(World::new(shape_of(&job))));
+    let server = FakeServer::start(&world, TOKEN);
+    let rig = rig_of(job, 30, trains(1), world, vec![server.address.clone()]);
+    let (_terminate, life) = rig.worker(TOKEN);
+    let error = life.await.unwrap_err();
+    assert!(matches!(error, Error::Wire { attempt: "staging", .. }), "{error:?}");
+    assert!(!server.seen().contains(&elasticdl_wire::ps::kind::PUSH));
 }
 
 #[tokio::test(flavor = "multi_thread")]

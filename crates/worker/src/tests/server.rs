@@ -149,7 +149,10 @@ fn carry_out(
             }
             ps::answers(answer, kind::FENCED, request.request(), &answers);
         }
-        other => ps::refused(answer, request.request(), &format!("frame {other:#x}")),
+        other => {
+            ps::refused(answer, request.request(), &format!("frame {other:#x}"));
+            return Ok(());
+        }
     }
     payload.end()
 }
