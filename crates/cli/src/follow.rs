@@ -210,8 +210,10 @@ impl Followed {
             return Ok(());
         }
         self.last_seq = event.seq;
-        if let Some(records) = event.fields.get("records").filter(|_| event.event == "progress") {
-            self.revivals.records(records.as_u64().unwrap_or(0));
+        if matches!(event.event.as_str(), "training" | "progress" | "checkpoint")
+            && let Some(records) = event.fields.get("records").and_then(Value::as_u64)
+        {
+            self.revivals.records(records);
         }
         view.event(&event)?;
         if event.event == "finished" {

@@ -34,19 +34,23 @@ pub struct Revivals {
     deaths: u32,
     /// How many records were done when that was first heard of since the last death.
     records: Option<u64>,
+    /// The most records that were ever done.
+    records_max: u64,
     backoff: Backoff,
 }
 
 impl Revivals {
     /// A master that has not died yet; it may do so `limit` times in a row.
     pub fn new(limit: u32) -> Self {
-        Revivals { limit, deaths: 0, records: None, backoff: Backoff::new(PAUSE_FIRST, PAUSE_LONGEST, 0) }
+        let backoff = Backoff::new(PAUSE_FIRST, PAUSE_LONGEST, 0);
+        Revivals { limit, deaths: 0, records: None, records_max: 0, backoff }
     }
 
-    /// So many records are done now.
+    /// So many records are done now. That may be fewer than before: what a server lost is not done any more.
     pub fn records(&mut self, records: u64) {
         let first = *self.records.get_or_insert(records);
-        if records > first {
+        let before = std::mem::replace(&mut self.records_max, records.max(self.records_max));
+        if records > first || records > before {
             self.deaths = 0;
             self.backoff.reset();
         }
@@ -89,11 +93,12 @@ mod tests {
         let mut revivals = Revivals::new(1);
         revivals.records(500);
         assert_eq!(revivals.died(), Next::Again(Duration::ZERO));
-        // Fewer than before the death: what a server lost is not done any more.
         revivals.records(300);
         revivals.records(301);
         assert_eq!(revivals.died(), Next::Again(Duration::ZERO), "it had got something done");
-        revivals.records(301);
+        revivals.records(501);
+        assert_eq!(revivals.died(), Next::Again(Duration::ZERO), "it had, though it was heard of but once");
+        revivals.records(501);
         assert_eq!(revivals.died(), Next::GiveUp, "it had not");
     }
 

@@ -343,7 +343,9 @@ impl World {
             Effect::Fleet(Order::GiveUp { .. }) => unreachable!("the job turns this into a failure"),
             Effect::Kill(role, id, pid) => {
                 self.note("kill", [pid.into(), id.into(), term], || format!("term {term} kills pid {pid}: {role:?} {id}"));
-                self.end(pid, None);
+                // Whoever cannot be reached cannot be killed either.
+                let at = self.processes[pid as usize].cut_until.max(self.now);
+                self.queue.plan(at, Action::Kill { pid });
             }
             Effect::Commit(manifest) => {
                 let time = self.disk_time() * 2;

@@ -150,7 +150,8 @@ impl Scenario {
         let validation = if rng.below(4) == 0 { 1 + rng.below(3) } else { 0 };
         let validation = draw_shards(&mut rng, &job, "validate", validation);
         job.evaluate.every = (rng.below(2) == 0).then(|| seconds(&mut rng, 1.0, 4.0));
-        job.checkpoint.every = (rng.below(8) > 0).then(|| seconds(&mut rng, 0.4, 3.0));
+        let often = [0.15, 0.5, 3.0][rng.below(3) as usize];
+        job.checkpoint.every = (rng.below(8) > 0).then(|| seconds(&mut rng, 0.1, often));
         job.checkpoint.keep = 1 + rng.below(3) as u32;
         let compute = draw_compute(&mut rng, &job, &shards);
         job.limits.lease = seconds(&mut rng, 1.5, 4.0) + 3 * compute;
@@ -281,7 +282,7 @@ fn fault(rng: &mut Rng, kind: usize) -> Fault {
         4 => Fault::PauseServer(long(rng)),
         5 => Fault::PauseMaster(seconds(rng, 0.1, 5.0)),
         6 => Fault::SecondMaster(long(rng)),
-        7 => Fault::CutWorker(long(rng)),
+        7 => Fault::CutWorker(seconds(rng, 1.0, 14.0)),
         8 => Fault::CutServer(long(rng)),
         9 => Fault::Scale,
         10 => Fault::Stop,

@@ -109,6 +109,11 @@ pub enum Action {
         /// Who.
         pid: Pid,
     },
+    /// A process is killed.
+    Kill {
+        /// Who.
+        pid: Pid,
+    },
     /// Time passes for a master.
     Tick {
         /// Which.
@@ -245,6 +250,7 @@ impl World {
             }
             Action::Timer { pid, timer } => self.timer(pid, timer),
             Action::Terminate { pid } => self.terminated(pid),
+            Action::Kill { pid } => self.end(pid, None),
             Action::Tick { master } => self.master_tick(master),
             Action::Found { master, number } => self.shard_found(master, number),
             Action::Synced { master } => self.synced(master),
@@ -272,7 +278,7 @@ impl World {
             | Action::Reply { pid, .. }
             | Action::Timer { pid, .. }
             | Action::Terminate { pid } => self.processes[*pid as usize].paused_until,
-            Action::StartMaster | Action::Fault(_) | Action::Heal => return None,
+            Action::StartMaster | Action::Kill { .. } | Action::Fault(_) | Action::Heal => return None,
         };
         (until > self.now).then_some(until)
     }

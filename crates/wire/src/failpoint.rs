@@ -14,7 +14,9 @@
 //! | `error` | `reached` returns true, and the call site fails as if by itself |
 //! | `sleep:200ms` | the thread sleeps for so long |
 //!
-//! `@n` acts when the point is reached for the n-th time in the process, once; without it, the first time.
+//! `@n` acts when the point is reached for the n-th time in the process, once; without it, the first time;
+//! with `@every` each time. Some points know where they are, and can be asked for one place only:
+//! `worker.compute[train/0/3:2]=error@every` has batch 2 of a task fail whoever computes it.
 //! Where `ELASTICDL_FAILPOINTS_LOG` names a file, a line `name pid` is appended to it and synced before
 //! anything happens, and a point whose name stands there already does nothing: a process that is started
 //! again does not die again, of several processes one acts, and a test can show that its point was hit.
@@ -37,11 +39,21 @@ const LOG: &str = "ELASTICDL_FAILPOINTS_LOG";
 /// A point is reached. What the environment asks for here happens now; `true`: the caller is to fail.
 #[inline]
 pub fn reached(name: &str) -> bool {
-    static SET: OnceLock<Option<Set>> = OnceLock::new();
-    match SET.get_or_init(from_environment) {
+    set().is_some_and(|set| set.reached(name, act))
+}
+
+/// [`reached`] for a point that is reached in many places, such as a batch of a task.
+#[inline]
+pub fn reached_at(name: &str, place: impl FnOnce() -> String) -> bool {
+    match set() {
         None => false,
-        Some(set) => set.reached(name, act),
+        Some(set) => set.reached(name, act) || set.reached(&format!("{name}[{}]", place()), act),
     }
+}
+
+fn set() -> Option<&'static Set> {
+    static SET: OnceLock<Option<Set>> = OnceLock::new();
+    SET.get_or_init(from_environment).as_ref()
 }
 
 #[cold]
@@ -69,8 +81,8 @@ enum Action {
 struct Point {
     name: String,
     action: Action,
-    /// The time it acts, counted from 1.
-    at: u64,
+    /// The time it acts, counted from 1; `None`: every time.
+    at: Option<u64>,
     reached: AtomicU64,
 }
 
@@ -85,15 +97,15 @@ impl Set {
     fn reached(&self, name: &str, act: impl FnOnce(Action) -> bool) -> bool {
         let Some(point) = self.points.iter().find(|point| point.name == name) else { return false };
         let times = point.reached.fetch_add(1, Ordering::Relaxed) + 1;
-        if times != point.at {
+        if point.at.is_some_and(|at| at != times) {
             return false;
         }
         match self.log.as_deref().map_or(Ok(true), |log| is_first(log, name)) {
-            Ok(true) => {
+            Ok(first) if first || point.at.is_none() => {
                 warn!(point = name, action = ?point.action, "failpoint acts");
                 act(point.action)
             }
-            Ok(false) => false,
+            Ok(_) => false,
             Err(problem) => {
                 error!(point = name, %problem, "the failpoint cannot be noted, so it does not act");
                 false
@@ -151,10 +163,11 @@ fn parse(text: &str) -> Result<Vec<Point>, String> {
 fn parse_point(text: &str) -> Result<Point, String> {
     let (name, rest) = text.split_once('=').ok_or("a point looks like name=action or name=action@2")?;
     let (action, at) = match rest.split_once('@') {
-        None => (rest, 1),
+        None => (rest, Some(1)),
+        Some((action, "every")) => (action, None),
         Some((action, times)) => {
             let at = times.parse::<u64>().ok().filter(|n| *n > 0);
-            (action, at.ok_or_else(|| format!("{times:?} is no number of times from 1 on"))?)
+            (action, Some(at.ok_or_else(|| format!("{times:?} is no number of times from 1 on"))?))
         }
     };
     let name = name.trim();
@@ -198,12 +211,17 @@ mod tests {
 
     #[test]
     fn points_are_read_with_their_actions_and_times() {
-        let points = parse("a.b=kill; c=stop@2;d=error;e=sleep:200ms@7;").unwrap();
+        let points = parse("a.b=kill; c=stop@2;d[x/1:2]=error@every;e=sleep:200ms@7;").unwrap();
         let read: Vec<_> = points.iter().map(|p| (p.name.as_str(), p.action, p.at)).collect();
         let sleep = Action::Sleep(Duration::from_millis(200));
         assert_eq!(
             read,
-            [("a.b", Action::Kill, 1), ("c", Action::Stop, 2), ("d", Action::Error, 1), ("e", sleep, 7)]
+            [
+                ("a.b", Action::Kill, Some(1)),
+                ("c", Action::Stop, Some(2)),
+                ("d[x/1:2]", Action::Error, None),
+                ("e", sleep, Some(7))
+            ]
         );
         assert!(parse("").unwrap().is_empty());
     }

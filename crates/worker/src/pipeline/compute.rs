@@ -80,7 +80,10 @@ impl Compute {
         if let Some(what) = non_finite(&self.shape, &inputs.keys, *loss_sum, gradients) {
             let failed = Outcome::Failed { error: what, batch: inputs.index, fatal: true };
             self.fail(task, failed);
-        } else if inputs.batch.records > 0 && failpoint::reached("worker.compute") {
+            return;
+        }
+        let place = || format!("{}:{}", task.claim.task, inputs.index);
+        if inputs.batch.records > 0 && failpoint::reached_at("worker.compute", place) {
             let error = "a failpoint says so".to_string();
             self.fail(task, Outcome::Failed { error, batch: inputs.index, fatal: false });
         }
