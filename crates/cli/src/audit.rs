@@ -186,11 +186,7 @@ impl Facts {
 }
 
 /// The epochs of one partition.
-fn compare(
-    facts: &Facts,
-    due: &BTreeMap<u32, Due>,
-    applied: &BTreeMap<u32, Tally>,
-) -> BTreeMap<u32, Line> {
+fn compare(facts: &Facts, due: &BTreeMap<u32, Due>, applied: &BTreeMap<u32, Tally>) -> BTreeMap<u32, Line> {
     let mut lines = BTreeMap::new();
     let mut unsure = 0;
     for epoch in due.keys().chain(applied.keys()).collect::<BTreeSet<_>>() {

@@ -127,11 +127,13 @@ mod tests {
         };
         assert_eq!(draws(7), draws(7));
         assert_ne!(draws(7), draws(8));
-        let kinds = [(Deed::Kill, Target::Worker), (Deed::Kill, Target::Master), (Deed::Pause, Target::Server)];
+        let kinds =
+            [(Deed::Kill, Target::Worker), (Deed::Kill, Target::Master), (Deed::Pause, Target::Server)];
         for (deed, role) in kinds {
             assert!(draws(7).iter().any(|d| (d.deed, d.role) == (deed, role)), "{deed} {role:?} never came");
         }
-        let mut other_words = Dice::new(7, &[Target::Master, Target::Worker, Target::Worker], &[Target::Server]);
+        let mut other_words =
+            Dice::new(7, &[Target::Master, Target::Worker, Target::Worker], &[Target::Server]);
         assert_eq!(other_words.draw(), draws(7)[0]);
     }
 

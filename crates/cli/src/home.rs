@@ -341,7 +341,9 @@ mod tests {
         let dir = JobDir::at(root.path()).unwrap();
         assert_eq!((dir.ending(), dir.last_seq()), (None, 0));
         let event = |seq: u64, name: &str| {
-            format!("{{\"event\":\"{name}\",\"seq\":{seq},\"seconds\":1.0,\"unix_ms\":7,\"outcome\":\"stopped\"}}\n")
+            format!(
+                "{{\"event\":\"{name}\",\"seq\":{seq},\"seconds\":1.0,\"unix_ms\":7,\"outcome\":\"stopped\"}}\n"
+            )
         };
         let mut text = event(1, "started") + &event(2, "progress") + &event(3, "finished");
         fs::write(dir.events(), &text).unwrap();

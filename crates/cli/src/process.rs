@@ -136,7 +136,8 @@ mod tests {
 
     #[test]
     fn a_command_line_comes_in_words() {
-        let mut cat = Command::new("cat").arg("-").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut cat =
+            Command::new("cat").arg("-").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         cat.stdin.as_mut().unwrap().write_all(b"!").unwrap();
         // Once it has answered it has surely become what it was started as.
         cat.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();

@@ -49,11 +49,11 @@ impl Revivals {
     /// So many records are done now. That may be fewer than before: what a server lost is not done any more.
     pub fn records(&mut self, records: u64) {
         let first = *self.records.get_or_insert(records);
-        let before = std::mem::replace(&mut self.records_max, records.max(self.records_max));
-        if records > first || records > before {
+        if records > first || records > self.records_max {
             self.deaths = 0;
             self.backoff.reset();
         }
+        self.records_max = records.max(self.records_max);
     }
 
     /// The master died. The first time it is started again at once: whatever killed it may be over.

@@ -176,9 +176,19 @@ mod tests {
         let id = c.begin(at(60), [0, 1].into());
         assert_eq!(id, 4);
         assert_eq!(c.written(0, id, part(0), FileMarks::new()), Progress::Waiting);
-        assert_eq!(c.written(0, id, part(0), FileMarks::new()), Progress::Waiting, "a repeated report is no second server");
-        assert_eq!(c.written(1, id + 1, part(1), FileMarks::new()), Progress::Waiting, "another checkpoint's report");
-        let Progress::Complete(written) = c.written(1, id, part(1), FileMarks::new()) else { panic!("all have written") };
+        assert_eq!(
+            c.written(0, id, part(0), FileMarks::new()),
+            Progress::Waiting,
+            "a repeated report is no second server"
+        );
+        assert_eq!(
+            c.written(1, id + 1, part(1), FileMarks::new()),
+            Progress::Waiting,
+            "another checkpoint's report"
+        );
+        let Progress::Complete(written) = c.written(1, id, part(1), FileMarks::new()) else {
+            panic!("all have written")
+        };
         assert_eq!(written.files.len(), 2);
         assert!(!c.is_due(at(500)), "it is being committed");
         assert!(c.over(at(70), id));

@@ -304,6 +304,10 @@ impl Book {
             Entry::Done { task, finished } => {
                 self.leased.remove(task);
                 self.recent.insert(*task, *finished);
+                // A compressed file tells how many records it has when it has been read.
+                if let Some(note) = self.shards.get_mut(&task.shard) {
+                    note.records.get_or_insert(finished.records + finished.bad_records);
+                }
             }
             Entry::Reborn { partitions, floor } => {
                 self.incarnations.extend(partitions.iter().copied());
@@ -416,6 +420,16 @@ mod tests {
         }
         let bytes = serde_json::to_vec(&book).unwrap();
         assert_eq!(serde_json::from_slice::<Book>(&bytes).unwrap(), book);
+    }
+
+    #[test]
+    fn the_records_of_a_compressed_shard_are_known_once_it_was_read() {
+        let mut book = Book::default();
+        let note = ShardNote { records: None, fingerprint: 9 };
+        book.apply(&Entry::Shard { number: 2, note });
+        let finished = Finished { records: 7, bad_records: 2, batches: 3 };
+        book.apply(&Entry::Done { task: TaskId::train(0, 2), finished });
+        assert_eq!(book.shards[&2], ShardNote { records: Some(9), ..note });
     }
 
     #[test]

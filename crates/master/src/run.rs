@@ -17,7 +17,7 @@ use crate::fleet::Order;
 use crate::job::{Answer, Effect, Event, Job, Start, Ticket};
 use crate::ledger::{self, Entry, Ledger, TermsOfJob};
 use crate::server::{EventLog, Input, router};
-use crate::status::{LedgerStatus, Phase, Status};
+use crate::status::{self, LedgerStatus, Phase, Status};
 use crate::{shards, store};
 
 /// How often time passes for the job.
@@ -53,7 +53,8 @@ pub async fn run(mut config: Config) -> Result<Outcome> {
     let serving = tokio::spawn(axum::serve(config.listener, app).into_future());
     index(&job_spec, config.job_dir.join("index"), inputs_sender.clone())?;
 
-    let running = start.book.processes.values().map(|p| (p.process.pid, (Role::from(p.role), p.id))).collect();
+    let running =
+        start.book.processes.values().map(|p| (p.process.pid, (Role::from(p.role), p.id))).collect();
     let mut edge = Edge {
         job: Job::new(start),
         ledger,
@@ -91,7 +92,10 @@ fn prepare(config: &mut Config, checkpoint_dir: &Path) -> Result<(Ledger, Start)
     let mut book = ledger.book().clone();
     let difference = book.terms_of_job.difference(&TermsOfJob::of(&config.plan));
     if let Some(reason) = difference.filter(|_| !book.is_empty()) {
-        return Err(Error::Ledger { path: ledger::file::dir_of(checkpoint_dir).display().to_string(), reason });
+        return Err(Error::Ledger {
+            path: ledger::file::dir_of(checkpoint_dir).display().to_string(),
+            reason,
+        });
     }
     let committed = book.committed.map(|id| store::load(checkpoint_dir, id)).transpose()?;
     if let Some(manifest) = &committed {
@@ -276,7 +280,8 @@ impl Edge {
                 let (dir, inputs) = (self.checkpoint_dir.clone(), self.inputs.clone());
                 tokio::task::spawn_blocking(move || {
                     let id = manifest.id;
-                    let outcome = store::commit(&dir, &manifest).map(|()| manifest).map_err(|e| e.to_string());
+                    let outcome =
+                        store::commit(&dir, &manifest).map(|()| manifest).map_err(|e| e.to_string());
                     failpoint::reached("master.manifest_written");
                     let _ = inputs.send(Input::Event(Event::Committed(id, outcome)));
                 });
@@ -330,11 +335,11 @@ impl Edge {
         None
     }
 
-    /// Tells followers, the events file and the log.
+    /// Tells the events file and the log, and then followers: a number that they have seen is not used again.
     fn emit(&mut self, event: &str, fields: serde_json::Map<String, serde_json::Value>) {
         let seconds = self.began.elapsed().as_millis() as f64 / 1000.0;
         let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
-        let event = self.log.push(event, seconds, unix_ms, fields);
+        let event = status::Event { event: event.into(), seq: self.log.next_seq(), seconds, unix_ms, fields };
         match serde_json::to_string(&event) {
             Ok(line) => {
                 if event.event != "progress" {
@@ -346,5 +351,6 @@ impl Edge {
             }
             Err(error) => tracing::error!(%error, "an event is no JSON"),
         }
+        self.log.push(event);
     }
 }

@@ -49,23 +49,25 @@ pub struct EventLog {
 impl EventLog {
     /// A log whose numbers go on after `before`, the last one of the masters before.
     pub fn new(before: u64) -> Self {
-        EventLog { before, events: Arc::default(), count: watch::channel(before).0, seen: watch::channel(0).0 }
+        EventLog {
+            before,
+            events: Arc::default(),
+            count: watch::channel(before).0,
+            seen: watch::channel(0).0,
+        }
     }
 
-    /// Appends an event, numbering it.
-    pub fn push(
-        &self,
-        event: &str,
-        seconds: f64,
-        unix_ms: u64,
-        fields: serde_json::Map<String, serde_json::Value>,
-    ) -> status::Event {
-        let mut events = self.events.lock().expect("no holder of this lock panics");
-        let seq = self.before + events.len() as u64 + 1;
-        let event = status::Event { event: event.into(), seq, seconds, unix_ms, fields };
-        events.push(event.clone());
+    /// The number of the next event.
+    pub fn next_seq(&self) -> u64 {
+        *self.count.borrow() + 1
+    }
+
+    /// Publishes the next event.
+    pub fn push(&self, event: status::Event) {
+        assert_eq!(event.seq, self.next_seq(), "events come without holes");
+        let seq = event.seq;
+        self.events.lock().expect("no holder of this lock panics").push(event);
         self.count.send_replace(seq);
-        event
     }
 
     /// Waits until a follower has seen everything.

@@ -34,7 +34,8 @@ pub fn load(dir: &Path, id: u64) -> Result<Manifest> {
 
 fn read(path: &Path) -> Result<Manifest> {
     let error = |reason: String| Error::Checkpoint { path: path.display().to_string(), reason };
-    let text = fs::read(path.join(MANIFEST)).map_err(|e| error(format!("its manifest cannot be read: {e}")))?;
+    let text =
+        fs::read(path.join(MANIFEST)).map_err(|e| error(format!("its manifest cannot be read: {e}")))?;
     let manifest: Manifest =
         serde_json::from_slice(&text).map_err(|e| error(format!("its manifest is damaged: {e}")))?;
     if manifest.format != FORMAT {

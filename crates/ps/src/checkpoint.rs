@@ -32,7 +32,7 @@ use crate::audit::Audit;
 use crate::closed::Closed;
 use crate::marks::Open;
 
-pub use read::{decode, decode_head, read_head, restore, verify};
+pub use read::{Contents, decode, decode_contents, read_head, restore, verify};
 pub use rows::{Piece, Reader};
 pub use snapshot::Snapshot;
 pub use write::{encode, sync, write};
@@ -81,6 +81,13 @@ pub struct Sum {
     pub bytes: u64,
     /// CRC-32 of all of it.
     pub crc32: u32,
+}
+
+impl Sum {
+    /// That of a file in memory.
+    pub fn of(bytes: &[u8]) -> Self {
+        Sum { bytes: bytes.len() as u64, crc32: crc32fast::hash(bytes) }
+    }
 }
 
 /// The file of a partition in a checkpoint's directory.

@@ -78,7 +78,8 @@ impl Disk {
             return Ok(Opened { book: Book::default(), cut: 0, entries: 0, number: 0 });
         };
         let bytes = &file.bytes[..file.synced + beyond(file)];
-        let read = log::read(bytes).map_err(|d| format!("record {} of ledger {number} is damaged", d.record))?;
+        let read =
+            log::read(bytes).map_err(|d| format!("record {} of ledger {number} is damaged", d.record))?;
         let mut book = None;
         for payload in &read.payloads {
             let record: Record = serde_json::from_slice(payload).map_err(|e| e.to_string())?;

@@ -73,7 +73,10 @@ fn report(summary: &Summary, seconds: f64) {
     );
     for failure in &summary.failures {
         for violation in &failure.violations {
-            println!("seed {}: {} at {:?}: {}", failure.seed, violation.checker, violation.at, violation.what);
+            println!(
+                "seed {}: {} at {:?}: {}",
+                failure.seed, violation.checker, violation.at, violation.what
+            );
         }
     }
 }

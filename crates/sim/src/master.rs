@@ -155,7 +155,10 @@ impl World {
     }
 
     fn committed_manifest(&self, id: u64) -> Result<Manifest, String> {
-        let dir = self.disk.checkpoint(id).ok_or(format!("the ledger goes by checkpoint {id}, which is not there"))?;
+        let dir = self
+            .disk
+            .checkpoint(id)
+            .ok_or(format!("the ledger goes by checkpoint {id}, which is not there"))?;
         dir.manifest().map_err(|reason| format!("the ledger goes by checkpoint {id}: {reason}"))
     }
 
@@ -204,7 +207,8 @@ impl World {
         m.ticket_next += 1;
         m.tickets.insert(ticket, (pid, try_number));
         let mut event = question.into_event(ticket, caller, address);
-        if sabotaged && let Event::Reported(_, _, report) = &mut event
+        if sabotaged
+            && let Event::Reported(_, _, report) = &mut event
             && let Some(Outcome::Done(done)) = &mut report.outcome
             && !done.incarnations.is_empty()
         {
@@ -214,7 +218,8 @@ impl World {
                 Effect::Answer(_, Answer::Topology(topology)) => Some(topology),
                 _ => None,
             });
-            done.incarnations = topology.map(|t| t.places.iter().map(|p| p.incarnation).collect()).unwrap_or_default();
+            done.incarnations =
+                topology.map(|t| t.places.iter().map(|p| p.incarnation).collect()).unwrap_or_default();
         }
         self.to_master(master, event);
     }
@@ -255,7 +260,9 @@ impl World {
     fn check_entry(&mut self, entry: &Entry) {
         if let Entry::Committed { checkpoint, covered } = entry {
             self.branches.count(Branch::Committed);
-            if let Err(reason) = crate::checkers::checkpoints::check(&self.scenario, &self.disk, *checkpoint, covered) {
+            if let Err(reason) =
+                crate::checkers::checkpoints::check(&self.scenario, &self.disk, *checkpoint, covered)
+            {
                 self.fail("checkpoints", reason);
             }
         }
@@ -301,17 +308,27 @@ impl World {
         let branch = match (effect, cause) {
             (Effect::Record(Entry::Freed { .. }), Cause::Ask) => Branch::LeaseLostOnItsWay,
             (Effect::Record(Entry::Freed { .. }), Cause::Exit) => Branch::LeaseOfGone,
-            (Effect::Record(Entry::Freed { task }), Cause::Done(done)) if *task == done => Branch::DoneRefused,
+            (Effect::Record(Entry::Freed { task }), Cause::Done(done)) if *task == done => {
+                Branch::DoneRefused
+            }
             (Effect::Record(Entry::Leased { .. }), _) => Branch::LeaseGiven,
             (Effect::Record(Entry::Done { .. }), _) => Branch::DoneTaken,
             (Effect::Answer(_, Answer::Report(false)), _) => Branch::ReportNotHeld,
             (Effect::Emit("lease_expired", _), _) => Branch::LeaseExpired,
             (Effect::Emit("silent", _), _) => Branch::Silent,
+            (Effect::Emit("quarantined", _), _) => Branch::Quarantined,
             (Effect::Emit("evaluated", _), _) => Branch::Evaluated,
-            (Effect::Emit("warning", _), _) => Branch::CheckpointFailed,
+            (Effect::Emit("warning", facts), _)
+                if facts["message"].as_str().is_some_and(|m| m.contains("checkpoint")) =>
+            {
+                Branch::CheckpointFailed
+            }
             (Effect::Emit("replay", facts), _) => {
                 if facts["tasks"].as_u64() > Some(0) {
                     self.branches.count(Branch::Replayed);
+                }
+                if self.scenario.is_deterministic() {
+                    self.branches.count(Branch::RolledBack);
                 }
                 if m.writing.take().is_some() {
                     self.branches.count(Branch::CheckpointAbandoned);
@@ -342,7 +359,9 @@ impl World {
             }
             Effect::Fleet(Order::GiveUp { .. }) => unreachable!("the job turns this into a failure"),
             Effect::Kill(role, id, pid) => {
-                self.note("kill", [pid.into(), id.into(), term], || format!("term {term} kills pid {pid}: {role:?} {id}"));
+                self.note("kill", [pid.into(), id.into(), term], || {
+                    format!("term {term} kills pid {pid}: {role:?} {id}")
+                });
                 // Whoever cannot be reached cannot be killed either.
                 let at = self.processes[pid as usize].cut_until.max(self.now);
                 self.queue.plan(at, Action::Kill { pid });
@@ -374,7 +393,9 @@ impl World {
                     m.writing = Some(order.checkpoint);
                     self.disk.make_checkpoint(order.checkpoint);
                     let (id, term) = (order.checkpoint, m.term);
-                    self.note("order", [pid.into(), id, term], || format!("term {term}: pid {pid} writes checkpoint {id}"));
+                    self.note("order", [pid.into(), id, term], || {
+                        format!("term {term}: pid {pid} writes checkpoint {id}")
+                    });
                 }
             }
             Answer::Lease(reply) => {
@@ -383,7 +404,10 @@ impl World {
                         self.branches.count(Branch::LeaseAgain);
                     }
                     self.note("lease", [pid.into(), leased.term, leased.lease], || {
-                        format!("term {}: {} lease {}.{} to pid {pid}", m.term, leased.task, leased.term, leased.lease)
+                        format!(
+                            "term {}: {} lease {}.{} to pid {pid}",
+                            m.term, leased.task, leased.term, leased.lease
+                        )
                     });
                 }
             }
@@ -486,7 +510,9 @@ impl World {
             self.branches.count(Branch::LedgerLost);
         }
         self.disk.settle(file);
-        self.note("master dies", [term, lost as u64, 0], || format!("term {term}, {lost} bytes of its ledger lost"));
+        self.note("master dies", [term, lost as u64, 0], || {
+            format!("term {term}, {lost} bytes of its ledger lost")
+        });
         self.reset_connections(master);
         if master + 1 == self.masters.len() && !self.over {
             self.plan_master();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use elasticdl_master::job::{Answer, Caller, Event, Ticket};
 use elasticdl_spec::{LeaseId, PartitionId, TaskId};
 use elasticdl_wire::control::{CheckpointWrittenRequest, ReadyRequest, ReportRequest, Role};
-use elasticdl_wire::ps::{self, PushHeader};
+use elasticdl_wire::ps::{self, Commit, PushHeader};
 
 use crate::branches::Branch;
 use crate::processes::Process;
@@ -82,6 +82,10 @@ pub enum Asked {
     Pull,
     /// To apply a batch.
     Push(PushHeader),
+    /// To keep a batch until it is committed.
+    Stage(PushHeader),
+    /// To apply the batch that is kept.
+    Commit(Commit),
 }
 
 impl World {
@@ -115,7 +119,12 @@ impl World {
             return self.branches.count(Branch::MessageLost);
         }
         let master = process.route;
-        self.send(after, || Action::Question { master, pid, try_number, question: Box::new(question.clone()) });
+        self.send(after, || Action::Question {
+            master,
+            pid,
+            try_number,
+            question: Box::new(question.clone()),
+        });
     }
 
     /// Answers a process.

@@ -86,7 +86,7 @@ impl World {
     pub(crate) fn spawn(&mut self, role: Role, id: u32, route: usize) -> Pid {
         let pid = self.processes.len() as Pid;
         let body = match role {
-            Role::Worker => Body::Worker(Box::new(Worker::new(pid, self.now, self.scenario.partitions()))),
+            Role::Worker => Body::Worker(Box::new(Worker::new(pid, self.now, &self.scenario))),
             Role::Server => Body::Server(Box::default()),
         };
         self.processes.push(Process {
@@ -211,9 +211,13 @@ impl World {
             }
         }
         match self.processes[pid as usize].role {
-            Role::Worker => self.with_worker(pid, |world, pid, worker| world.worker_heard(pid, worker, answer)),
+            Role::Worker => {
+                self.with_worker(pid, |world, pid, worker| world.worker_heard(pid, worker, answer))
+            }
             Role::Server => {
-                self.with_server(pid, |world, pid, server| world.server_heard(pid, server, &question, answer));
+                self.with_server(pid, |world, pid, server| {
+                    world.server_heard(pid, server, &question, answer)
+                });
             }
         }
     }

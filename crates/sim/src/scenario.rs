@@ -1,5 +1,6 @@
 //! What a seed stands for: the job, its data, how good network and disks are, and which faults come when.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use elasticdl_spec::mix::Rng;
 use elasticdl_spec::resolve::{Inputs, resolve};
 use elasticdl_spec::shape::RowPart;
 use elasticdl_spec::{
-    Initializer, JobSpec, ModelShape, OptimizerSpec, Plan, Shard, TableShape, TensorShape,
+    Initializer, JobSpec, ModelShape, OptimizerSpec, Plan, Shard, TableShape, TaskId, TensorShape,
 };
 
 /// A world before anything has happened in it.
@@ -25,6 +26,8 @@ pub struct Scenario {
     pub shards: Vec<Shard>,
     /// Validation shards.
     pub validation: Vec<Shard>,
+    /// Batches that no worker can compute.
+    pub poisoned: BTreeSet<(TaskId, u64)>,
     /// How long a worker computes on a batch.
     pub compute: Duration,
     /// Whether workers pull rows before they push; they need none to count.
@@ -135,9 +138,12 @@ impl Scenario {
     pub fn draw(seed: u64) -> Self {
         let mut rng = Rng::new(elasticdl_spec::mix::mix2(seed, 0x51a1));
         let mut job = base_job();
-        let workers = draw_workers(&mut rng);
+        let deterministic = rng.below(8) == 0;
+        let workers = if deterministic { 1 } else { draw_workers(&mut rng) };
+        job.train.staleness = deterministic.then_some(0);
         job.workers.count = workers;
-        job.workers.max = (workers + workers / 4 + 1).min(300);
+        job.workers.max = if deterministic { 1 } else { (workers + workers / 4 + 1).min(300) };
+        job.data.bad_records_max = 1000;
         job.servers.count = 1 + rng.below(4) as u32;
         job.servers.partitions = (4 + rng.below(13) as u32).max(job.servers.count);
         job.train.epochs = 1 + rng.below(3) as u32;
@@ -147,15 +153,16 @@ impl Scenario {
         job.data.batches_per_task = 1 + rng.below(4) as u32;
         let shards = 10 + rng.below(50);
         let shards = draw_shards(&mut rng, &job, "train", shards);
+        let poisoned = draw_poisoned(&mut rng, &job, &shards);
         let validation = if rng.below(4) == 0 { 1 + rng.below(3) } else { 0 };
         let validation = draw_shards(&mut rng, &job, "validate", validation);
         job.evaluate.every = (rng.below(2) == 0).then(|| seconds(&mut rng, 1.0, 4.0));
-        let often = [0.15, 0.5, 3.0][rng.below(3) as usize];
+        let often = [0.3, 1.0, 3.0][rng.below(3) as usize];
         job.checkpoint.every = (rng.below(8) > 0).then(|| seconds(&mut rng, 0.1, often));
         job.checkpoint.keep = 1 + rng.below(3) as u32;
         let compute = draw_compute(&mut rng, &job, &shards);
-        job.limits.lease = seconds(&mut rng, 1.5, 4.0) + 3 * compute;
-        job.limits.silence = seconds(&mut rng, 3.0, 6.0);
+        job.limits.lease = seconds(&mut rng, 0.5, 3.0) + 3 * compute;
+        job.limits.silence = seconds(&mut rng, 3.0, 14.0);
         job.limits.orphan = seconds(&mut rng, 8.0, 20.0);
         job.limits.restarts = 1000;
         let heal = seconds(&mut rng, 4.0, 14.0);
@@ -167,6 +174,7 @@ impl Scenario {
             plan,
             shards,
             validation,
+            poisoned,
             compute,
             pulls: rng.below(3) == 0,
             tick: Duration::from_millis(50 + rng.below(100)),
@@ -189,6 +197,17 @@ impl Scenario {
         let end = shard.first + shard.records.unwrap_or(0);
         let first = (shard.first + batch * size).min(end);
         first..(first + size).min(end)
+    }
+
+    /// The records of a batch of a task that are to be counted: none where it cannot be computed.
+    pub fn taught(&self, task: TaskId, shard: &Shard, batch: u64) -> Range<u64> {
+        let records = self.records(shard, batch);
+        if self.poisoned.contains(&(task, batch)) { records.end..records.end } else { records }
+    }
+
+    /// Whether steps are staged and outcomes do not depend on what dies.
+    pub fn is_deterministic(&self) -> bool {
+        self.plan.job.is_deterministic()
     }
 
     /// How many partitions there are.
@@ -217,6 +236,18 @@ fn draw_shards(rng: &mut Rng, job: &JobSpec, path: &str, count: u64) -> Vec<Shar
         first += records;
     }
     shards
+}
+
+fn draw_poisoned(rng: &mut Rng, job: &JobSpec, shards: &[Shard]) -> BTreeSet<(TaskId, u64)> {
+    let count = if rng.below(4) == 0 { 1 + rng.below(3) } else { 0 };
+    let mut poisoned = BTreeSet::new();
+    for _ in 0..count {
+        let shard = rng.below(shards.len() as u64) as u32;
+        let records = shards[shard as usize].records.unwrap_or(1);
+        let batch = rng.below(records.div_ceil(job.train.batch as u64));
+        poisoned.insert((TaskId::train(rng.below(job.train.epochs.into()) as u32, shard), batch));
+    }
+    poisoned
 }
 
 /// So long that the job lasts for some seconds.

@@ -15,7 +15,7 @@ use elasticdl_wire::control::{
     Assignment, BeatReply, CheckpointWrittenRequest, File, JoinReply, Mark, ReadyRequest, WriteCheckpoint,
     beat_reply::What,
 };
-use elasticdl_wire::ps::{self, PushHeader, Status};
+use elasticdl_wire::ps::{self, Commit, PushHeader, Status};
 
 use crate::branches::Branch;
 use crate::net::{Asked, Pid, Question, Request};
@@ -55,7 +55,13 @@ struct Writing {
 
 impl World {
     /// The master has answered a server.
-    pub(crate) fn server_heard(&mut self, pid: Pid, server: &mut Server, question: &Question, answer: Answer) {
+    pub(crate) fn server_heard(
+        &mut self,
+        pid: Pid,
+        server: &mut Server,
+        question: &Question,
+        answer: Answer,
+    ) {
         match (question, answer) {
             (_, Answer::Join(reply)) => self.begin_opening(pid, server, *reply),
             (Question::Ready(ready), _) if !ready.error.is_empty() => self.end(pid, Some(1)),
@@ -107,7 +113,10 @@ impl World {
         let ready = ReadyRequest { partitions: held.collect(), ..ReadyRequest::default() };
         self.note("serving", [pid.into(), ready.partitions.len() as u64, 0], || {
             let lives = ready.partitions.iter().map(|a| format!("{}.{}", a.partition, a.incarnation));
-            format!("pid {pid}: partitions {} from checkpoint {restore_from:?}", lives.collect::<Vec<_>>().join(" "))
+            format!(
+                "pid {pid}: partitions {} from checkpoint {restore_from:?}",
+                lives.collect::<Vec<_>>().join(" ")
+            )
         });
         self.call(pid, Question::Ready(ready));
     }
@@ -119,7 +128,9 @@ impl World {
         restore_from: Option<u64>,
     ) -> Result<Partition, (String, bool)> {
         let model = &self.scenario.model;
-        let Some(checkpoint) = restore_from else { return Ok(Partition::new(model.clone(), id, a.incarnation)) };
+        let Some(checkpoint) = restore_from else {
+            return Ok(Partition::new(model.clone(), id, a.incarnation));
+        };
         if self.disk_fails(1.0) {
             self.branches.count(Branch::CheckpointReadFailed);
             return Err(("the disk cannot be read now".into(), false));
@@ -128,7 +139,8 @@ impl World {
         let bytes = file.ok_or_else(|| (format!("checkpoint {checkpoint} has no file of {id}"), true))?;
         let sum = Sum { bytes: a.bytes, crc32: a.crc32 };
         let model = &self.scenario.model;
-        let restored = checkpoint::decode(model, bytes, id, a.incarnation, sum).map_err(|e| (e.chain(), true));
+        let restored =
+            checkpoint::decode(model, bytes, id, a.incarnation, sum).map_err(|e| (e.chain(), true));
         self.branches.count(Branch::Restored);
         restored
     }
@@ -136,7 +148,9 @@ impl World {
     fn server_told(&mut self, pid: Pid, server: &mut Server, reply: BeatReply) {
         match reply.what {
             Some(What::Leave(true)) => return self.end(pid, Some(0)),
-            Some(What::WriteCheckpoint(order)) if reply.command > server.seen && server.checkpoint.is_none() => {
+            Some(What::WriteCheckpoint(order))
+                if reply.command > server.seen && server.checkpoint.is_none() =>
+            {
                 self.begin_checkpoint(pid, server, reply.command, &order);
             }
             _ => {}
@@ -161,7 +175,8 @@ impl World {
         let Some(writing) = &mut server.checkpoint else { return };
         let Some(partition) = writing.todo.pop_front() else {
             let (checkpoint, files) = (writing.id, std::mem::take(&mut writing.files));
-            return self.tell_written(pid, CheckpointWrittenRequest { checkpoint, files, ..Default::default() });
+            return self
+                .tell_written(pid, CheckpointWrittenRequest { checkpoint, files, ..Default::default() });
         };
         let Some(held) = server.partitions.get(&partition) else {
             return self.write_next(pid, server); // It was let go of meanwhile.
@@ -173,7 +188,9 @@ impl World {
         writing.bytes = Some((file, Rc::new(bytes)));
         let id = writing.id;
         let time = if early { time * 40 } else { time };
-        self.note("cut", [pid.into(), id, partition.0.into()], || format!("pid {pid}: checkpoint {id} {partition}"));
+        self.note("cut", [pid.into(), id, partition.0.into()], || {
+            format!("pid {pid}: checkpoint {id} {partition}")
+        });
         self.set_timer(pid, time, Timer::FileWritten(id));
         if early {
             self.tell_early(pid, server);
@@ -190,7 +207,8 @@ impl World {
             self.branches.count(Branch::CheckpointWriteFailed);
             writing.todo.clear();
             let error = "the disk takes nothing now".to_string();
-            return self.tell_written(pid, CheckpointWrittenRequest { checkpoint: id, error, ..Default::default() });
+            return self
+                .tell_written(pid, CheckpointWrittenRequest { checkpoint: id, error, ..Default::default() });
         }
         if torn && let Some(held) = server.partitions.get(&PartitionId(file.partition)) {
             file.marks = file_of(held).marks;
@@ -233,7 +251,11 @@ impl World {
             return;
         }
         let cut = !self.healed && request.parts.len() > 1 && self.rng.uniform() < self.scenario.net.cut;
-        let done = if cut { 1 + self.rng.below(request.parts.len() as u64 - 1) as usize } else { request.parts.len() };
+        let done = if cut {
+            1 + self.rng.below(request.parts.len() as u64 - 1) as usize
+        } else {
+            request.parts.len()
+        };
         let mut answers = Vec::with_capacity(done);
         for (id, incarnation, rows) in &request.parts[..done] {
             let answer = match server.partitions.get_mut(id) {
@@ -262,7 +284,8 @@ impl World {
         };
         match what {
             Asked::Fence(task, lease) => {
-                let mut answer = partition.fence(*task, *lease, incarnation).expect("only training tasks are fenced");
+                let mut answer =
+                    partition.fence(*task, *lease, incarnation).expect("only training tasks are fenced");
                 self.count_fence(&answer);
                 if self.sabotage == Sabotage::ClosedOff && answer.mark == MARK_CLOSED {
                     answer.mark = 0;
@@ -274,41 +297,85 @@ impl World {
                 let mut out = [0.0; 8];
                 let status = partition.admit(incarnation);
                 if status == Status::Ok {
-                    partition.pull(0, rows, &mut out[..rows.len()]).expect("rows are dealt to their partitions");
+                    partition
+                        .pull(0, rows, &mut out[..rows.len()])
+                        .expect("rows are dealt to their partitions");
                 }
                 ps::Answer { partition: partition.id(), status, mark: 0, version: partition.version() }
             }
             Asked::Push(header) => {
                 let answer = self.push(partition, *header, incarnation, rows);
                 self.count_push(&answer);
-                self.note("push", [header.task.as_u64(), header.batch, answer.status.word()], || {
-                    let PushHeader { task, batch, lease, .. } = header;
-                    format!("{task} batch {batch} lease {lease} at {}: {:?}, mark {}", partition.id(), answer.status, answer.mark)
-                });
-                self.checkers.leases.pushed(self.now, pid, header, &answer);
-                answer
+                self.note_push("push", pid, header, &answer)
+            }
+            Asked::Stage(header) => {
+                let answer = land(partition, *header, incarnation, rows, Partition::stage);
+                if answer.status == Status::Ok {
+                    self.branches.count(Branch::Staged);
+                }
+                self.note_push("stage", pid, header, &answer)
+            }
+            Asked::Commit(commit) => {
+                let answer =
+                    partition.commit(*commit, incarnation).expect("only training tasks are committed");
+                match answer.status {
+                    Status::Ok => self.branches.count(Branch::StepCommitted),
+                    Status::NotStaged => self.branches.count(Branch::NotStaged),
+                    _ => {}
+                }
+                let Commit { task, batch, lease } = *commit;
+                self.note_push("commit", pid, &PushHeader { task, batch, lease, records: 0 }, &answer)
             }
         }
     }
 
-    fn push(&mut self, partition: &mut Partition, header: PushHeader, incarnation: u64, rows: &[u64]) -> ps::Answer {
-        let answer = land(partition, header, incarnation, rows);
+    fn note_push(
+        &mut self,
+        kind: &'static str,
+        pid: Pid,
+        header: &PushHeader,
+        answer: &ps::Answer,
+    ) -> ps::Answer {
+        let PushHeader { task, batch, lease, .. } = *header;
+        self.note(kind, [task.as_u64(), batch, answer.status.word()], || {
+            let ps::Answer { partition, status, mark, .. } = answer;
+            format!("{task} batch {batch} lease {lease} at {partition}: {status:?}, mark {mark}")
+        });
+        self.checkers.leases.pushed(self.now, pid, header, answer);
+        *answer
+    }
+
+    fn push(
+        &mut self,
+        partition: &mut Partition,
+        header: PushHeader,
+        incarnation: u64,
+        rows: &[u64],
+    ) -> ps::Answer {
+        let mut land = |header| land(partition, header, incarnation, rows, Partition::push);
+        let answer = land(header);
         let closed = answer.mark == MARK_CLOSED;
         match (self.sabotage, answer.status) {
             (Sabotage::MarksOff, Status::Duplicate) if !closed => {
-                land(partition, PushHeader { batch: answer.mark, ..header }, incarnation, rows);
+                land(PushHeader { batch: answer.mark, ..header });
                 answer
             }
             (Sabotage::ClosedOff, Status::Duplicate) if closed => {
                 let task = TaskId::train(header.task.epoch, header.task.shard + SHADOW);
                 let batch = partition.memory().marks.open().get(&task).map_or(0, |open| open.mark);
-                land(partition, PushHeader { task, batch, ..header }, incarnation, rows);
+                self::land(
+                    partition,
+                    PushHeader { task, batch, ..header },
+                    incarnation,
+                    rows,
+                    Partition::push,
+                );
                 answer
             }
             (Sabotage::FencingOff, Status::Fenced) => {
                 let lease = partition.memory().marks.open().get(&header.task).map(|open| open.lease);
                 let header = PushHeader { lease: lease.unwrap_or(header.lease), ..header };
-                land(partition, header, incarnation, rows)
+                self::land(partition, header, incarnation, rows, Partition::push)
             }
             _ => answer,
         }
@@ -337,11 +404,17 @@ impl World {
     }
 }
 
-fn land(partition: &mut Partition, header: PushHeader, incarnation: u64, rows: &[u64]) -> ps::Answer {
+fn land(
+    partition: &mut Partition,
+    header: PushHeader,
+    incarnation: u64,
+    rows: &[u64],
+    land: fn(&mut Partition, &Push<'_>) -> elasticdl_ps::Result<ps::Answer>,
+) -> ps::Answer {
     let tables = [RowGradients { ids: rows, gradients: &ONES[..rows.len()] }];
     let tensors: Vec<&[f32]> = partition.tensors().iter().map(|t| &ONES[..t.values().len()]).collect();
     let push = Push { header, incarnation, tables: &tables, tensors: &tensors };
-    partition.push(&push).expect("pushes fit the model")
+    land(partition, &push).expect("pushes fit the model")
 }
 
 /// What the master is told of a partition's file; its length and sum are still to come.

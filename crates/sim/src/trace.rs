@@ -27,10 +27,17 @@ impl Trace {
     }
 
     /// Notes something. The text is made only where somebody wants it.
-    pub fn note(&mut self, now: Duration, kind: &'static str, facts: [u64; 3], text: impl FnOnce() -> String) {
+    pub fn note(
+        &mut self,
+        now: Duration,
+        kind: &'static str,
+        facts: [u64; 3],
+        text: impl FnOnce() -> String,
+    ) {
         let name = kind.bytes().fold(0u64, |h, b| h.wrapping_mul(0x100_0000_01b3) ^ u64::from(b));
         let [a, b, c] = facts;
-        let event = mix64(name ^ now.as_nanos() as u64).wrapping_add(mix64(a ^ b.rotate_left(21) ^ c.rotate_left(42)));
+        let event = mix64(name ^ now.as_nanos() as u64)
+            .wrapping_add(mix64(a ^ b.rotate_left(21) ^ c.rotate_left(42)));
         self.hash = mix2(self.hash, event);
         if let Some(lines) = &self.lines
             && lines.borrow().len() < LINES_MAX

@@ -11,7 +11,7 @@ use elasticdl_spec::placement::partition_of_row;
 use elasticdl_spec::scores::Scores;
 use elasticdl_spec::{LeaseId, PartitionId, Purpose};
 use elasticdl_wire::control::{TopologyReply, beat_reply};
-use elasticdl_wire::ps::{self, PushHeader, Status};
+use elasticdl_wire::ps::{self, Commit, PushHeader, Status};
 use elasticdl_wire::retry::Backoff;
 use elasticdl_worker::pipeline::Outcome;
 use elasticdl_worker::ps_client::{Directory, Place, Places, Topology};
@@ -24,6 +24,7 @@ use crate::branches::Branch;
 use crate::net::{Asked, Pid, Question, Request};
 use crate::processes::Timer;
 use crate::sabotage::Sabotage;
+use crate::scenario::Scenario;
 use crate::world::World;
 
 /// How often a worker looks at its clock.
@@ -84,6 +85,18 @@ enum Step {
     Pull,
     Compute,
     Push,
+    /// The two halves of a push where steps are staged.
+    Stage,
+    Commit,
+    /// A step that is committed somewhere is committed everywhere.
+    Finish,
+}
+
+impl Step {
+    /// Whether a batch is on its way to the partitions.
+    fn lands(self) -> bool {
+        matches!(self, Step::Push | Step::Stage | Step::Commit)
+    }
 }
 
 /// A request to all partitions, repeated until all have answered.
@@ -110,12 +123,13 @@ impl Places for Source {
 
 impl Worker {
     /// A worker that has just started.
-    pub fn new(pid: Pid, now: Duration, partitions: u32) -> Self {
+    pub fn new(pid: Pid, now: Duration, scenario: &Scenario) -> Self {
         let heard = Arc::<Heard>::default();
+        let staged = scenario.is_deterministic();
         Worker {
             began: now,
-            session: Session::default(),
-            directory: Directory::new(partitions, Box::new(Source(Arc::clone(&heard)))),
+            session: if staged { Session::one_after_the_other() } else { Session::default() },
+            directory: Directory::new(scenario.partitions(), Box::new(Source(Arc::clone(&heard)))),
             heard,
             queue: VecDeque::new(),
             active: None,
@@ -193,7 +207,13 @@ impl World {
             Timer::Computed(round) => {
                 let computing = |a: &&mut Active| a.step == Step::Compute && a.round.number == round;
                 if let Some(active) = worker.active.as_mut().filter(computing) {
-                    active.step = Step::Push;
+                    let (claim, batch) = (active.leased.claim, active.batch);
+                    if self.scenario.poisoned.contains(&(claim.task, batch)) && !active.is_quarantined() {
+                        worker.active = None;
+                        let outcome = Outcome::Failed { error: "it is poisoned".into(), batch, fatal: false };
+                        return self.session(pid, worker, Input::Ended(claim, outcome));
+                    }
+                    active.step = if self.scenario.is_deterministic() { Step::Stage } else { Step::Push };
                     self.begin_round(pid, worker);
                 }
             }
@@ -267,7 +287,7 @@ impl World {
             return;
         }
         if worker.ending {
-            let in_flight = worker.active.as_ref().is_some_and(|active| active.step == Step::Push);
+            let in_flight = worker.active.as_ref().is_some_and(|active| active.step.lands());
             if !in_flight {
                 worker.active = None;
                 self.end_stages(pid, worker);
@@ -298,7 +318,9 @@ impl World {
             Purpose::Evaluate => Step::Pull,
         };
         let Claim { task, lease } = leased.claim;
-        self.note("begin", [pid.into(), task.as_u64(), lease.n], || format!("pid {pid}: {task} lease {lease}"));
+        self.note("begin", [pid.into(), task.as_u64(), lease.n], || {
+            format!("pid {pid}: {task} lease {lease}")
+        });
         worker.active = Some(Active {
             leased,
             batches,
@@ -344,13 +366,14 @@ impl World {
         let other = active.within != topology.generation && self.sabotage != Sabotage::IncarnationsOff;
         match active.step {
             Step::Fence if active.within != topology.generation => return self.begin_round(pid, worker),
-            Step::Push if other => return self.redo(pid, worker),
+            Step::Push | Step::Stage | Step::Commit | Step::Finish if other => return self.redo(pid, worker),
             _ => {}
         }
         active.round.number = number;
         let requests = requests_of(self, (pid, number), active, &topology);
         active.round.outstanding = requests.len() as u32;
-        let stray = active.step == Step::Push && active.batch + 1 < active.batches;
+        let poisoned = self.scenario.poisoned.contains(&(active.leased.claim.task, active.batch + 1));
+        let stray = active.step == Step::Push && active.batch + 1 < active.batches && !poisoned;
         if stray && !self.healed && self.rng.uniform() < self.scenario.net.stray {
             // Nobody waits for its answer: the worker may as well have died after it.
             self.branches.count(Branch::Stray);
@@ -409,7 +432,9 @@ impl World {
         let Some(active) = &mut worker.active else { return };
         let any = |status| active.round.answers.iter().any(|answer| answer.status == status);
         match active.step {
-            Step::Fence | Step::Push if any(Status::Fenced) => self.lost(pid, worker),
+            Step::Fence | Step::Push | Step::Stage | Step::Commit | Step::Finish if any(Status::Fenced) => {
+                self.lost(pid, worker);
+            }
             Step::Fence => {
                 let marks = || active.round.answers.iter().map(|answer| answer.mark);
                 let (lowest, highest) = (marks().min().unwrap_or(MARK_CLOSED), marks().max().unwrap_or(0));
@@ -418,26 +443,64 @@ impl World {
                 }
                 active.batch = lowest;
                 active.incarnations = topology.places.iter().map(|place| place.incarnation).collect();
+                let open = || marks().filter(|mark| *mark != MARK_CLOSED);
+                if self.scenario.is_deterministic() && open().min() < open().max() {
+                    active.step = Step::Finish;
+                    return self.begin_round(pid, worker);
+                }
                 self.next_batch(pid, worker);
             }
-            Step::Push if any(Status::Gap) => self.redo(pid, worker),
-            Step::Push => {
-                let (claim, batch) = (active.leased.claim, active.batch);
-                let records = self.scenario.records(&active.leased.shard, batch);
-                let records = records.end - records.start;
-                active.batch += 1;
-                active.step = Step::Compute;
-                self.session(pid, worker, Input::Applied { claim, records, loss_sum: 1.0 });
-                if worker.active.as_ref().is_some_and(|a| a.leased.claim == claim && a.step == Step::Compute) {
-                    self.next_batch(pid, worker);
-                }
+            Step::Push | Step::Stage | Step::Commit if any(Status::Gap) || any(Status::NotStaged) => {
+                self.redo(pid, worker);
             }
+            Step::Stage => {
+                active.step = Step::Commit;
+                self.begin_round(pid, worker);
+            }
+            Step::Push | Step::Commit => self.applied(pid, worker),
+            Step::Finish => self.half_committed(pid, worker),
             Step::Pull if active.leased.claim.task.purpose == Purpose::Evaluate => {
                 self.finish(pid, worker);
             }
             Step::Pull => self.compute(pid, worker),
             Step::Compute => {}
         }
+    }
+
+    /// A batch is applied everywhere.
+    fn applied(&mut self, pid: Pid, worker: &mut Worker) {
+        let Some(active) = &mut worker.active else { return };
+        let (claim, batch) = (active.leased.claim, active.batch);
+        let records = self.scenario.taught(claim.task, &active.leased.shard, batch);
+        if active.is_quarantined() {
+            let (total, examples) = (active.set_aside(&self.scenario), Vec::new());
+            self.session(pid, worker, Input::Bad { claim, total, examples });
+        }
+        let Some(active) = worker.active.as_mut().filter(|a| a.leased.claim == claim) else { return };
+        active.batch += 1;
+        active.step = Step::Compute;
+        let records = records.end - records.start;
+        self.session(pid, worker, Input::Applied { claim, records, loss_sum: 1.0 });
+        if worker.active.as_ref().is_some_and(|a| a.leased.claim == claim && a.step == Step::Compute) {
+            self.next_batch(pid, worker);
+        }
+    }
+
+    /// A step that was committed somewhere only is to be committed everywhere by now.
+    fn half_committed(&mut self, pid: Pid, worker: &mut Worker) {
+        self.branches.count(Branch::HalfCommitted);
+        let Some(active) = &mut worker.active else { return };
+        let wrong = |a: &&ps::Answer| {
+            let done = matches!(a.status, Status::Ok | Status::Duplicate);
+            !done || (a.mark != MARK_CLOSED && a.mark != active.batch + 1)
+        };
+        if let Some(answer) = active.round.answers.iter().find(wrong) {
+            let (task, batch) = (active.leased.claim.task, active.batch);
+            let what = format!("{task} batch {batch} is committed elsewhere, and {answer:?} cannot be");
+            return self.fail("staged", what);
+        }
+        active.batch += 1;
+        self.next_batch(pid, worker);
     }
 
     fn next_batch(&mut self, pid: Pid, worker: &mut Worker) {
@@ -469,7 +532,9 @@ impl World {
         let Some(active) = &mut worker.active else { return };
         let Claim { task, lease } = active.leased.claim;
         active.step = Step::Fence;
-        self.note("redo", [pid.into(), task.as_u64(), lease.n], || format!("pid {pid}: {task} lease {lease}"));
+        self.note("redo", [pid.into(), task.as_u64(), lease.n], || {
+            format!("pid {pid}: {task} lease {lease}")
+        });
         self.begin_round(pid, worker);
     }
 
@@ -483,11 +548,13 @@ impl World {
     fn finish(&mut self, pid: Pid, worker: &mut Worker) {
         let Some(active) = worker.active.take() else { return };
         let Claim { task, lease } = active.leased.claim;
-        self.note("done", [pid.into(), task.as_u64(), lease.n], || format!("pid {pid}: {task} lease {lease}"));
+        self.note("done", [pid.into(), task.as_u64(), lease.n], || {
+            format!("pid {pid}: {task} lease {lease}")
+        });
         let evaluates = task.purpose == Purpose::Evaluate;
         let scores = || serde_json::to_string(&Scores::default()).expect("scores are JSON");
         let outcome = Outcome::Done {
-            records: active.leased.shard.records.unwrap_or(0),
+            records: active.leased.shard.records.unwrap_or(0) - active.set_aside(&self.scenario),
             batches: active.batches,
             incarnations: active.incarnations,
             scores: evaluates.then(scores),
@@ -496,21 +563,40 @@ impl World {
     }
 }
 
+impl Active {
+    /// Whether the batch under way is set aside.
+    fn is_quarantined(&self) -> bool {
+        self.leased.quarantined.contains(&self.batch)
+    }
+
+    /// Records of all batches of the task that are set aside.
+    fn set_aside(&self, scenario: &Scenario) -> u64 {
+        let records = |batch: &u64| scenario.records(&self.leased.shard, *batch);
+        self.leased.quarantined.iter().map(records).map(|records| records.end - records.start).sum()
+    }
+}
+
 fn is_round(worker: &Worker, number: u64) -> bool {
     worker.active.as_ref().is_some_and(|a| a.round.number == number && a.step != Step::Compute)
 }
 
 /// What is to be asked of which server.
-fn requests_of(world: &World, from: (Pid, u64), active: &Active, topology: &Topology) -> Vec<(String, Request)> {
+fn requests_of(
+    world: &World,
+    from: (Pid, u64),
+    active: &Active,
+    topology: &Topology,
+) -> Vec<(String, Request)> {
     let Claim { task, lease } = active.leased.claim;
-    let records = world.scenario.records(&active.leased.shard, active.batch);
+    let (shard, batch) = (&active.leased.shard, active.batch);
+    let records = if active.is_quarantined() { 0..0 } else { world.scenario.records(shard, batch) };
+    let header = PushHeader { task, batch, lease, records: records.end - records.start };
     let what = match active.step {
         Step::Fence => Asked::Fence(task, lease),
         Step::Pull | Step::Compute => Asked::Pull,
-        Step::Push => {
-            let records = records.end - records.start;
-            Asked::Push(PushHeader { task, batch: active.batch, lease, records })
-        }
+        Step::Push => Asked::Push(header),
+        Step::Stage => Asked::Stage(header),
+        Step::Commit | Step::Finish => Asked::Commit(Commit { task, batch, lease }),
     };
     let births = active.step != Step::Fence && task.purpose == Purpose::Train;
     let partitions = world.scenario.partitions();

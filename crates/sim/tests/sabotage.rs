@@ -8,7 +8,7 @@ use elasticdl_sim::trace::Trace;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Seeds that are searched before a checker is taken for blind.
-const SEEDS: u64 = 60;
+const SEEDS: u64 = 100;
 
 /// One of the first seeds makes the checker say so, and what it says holds these words.
 fn noticed(sabotage: Sabotage, checker: &str, words: &str) {
@@ -16,7 +16,9 @@ fn noticed(sabotage: Sabotage, checker: &str, words: &str) {
     let mut said = Vec::new();
     for seed in 1..=SEEDS {
         let outcome = run_once(seed, sabotage, Trace::default());
-        said.extend(outcome.violations.into_iter().map(|v| format!("seed {seed}: {}: {}", v.checker, v.what)));
+        said.extend(
+            outcome.violations.into_iter().map(|v| format!("seed {seed}: {}: {}", v.checker, v.what)),
+        );
         let by_it = |line: &&String| line.contains(&format!(": {checker}: ")) && line.contains(words);
         if said.iter().any(|line| by_it(&line)) {
             return;

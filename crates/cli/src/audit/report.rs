@@ -88,7 +88,8 @@ pub fn verdict(subject: &Subject, audit: &Audit) -> String {
     }
     let (lost, doubled) = (print::count(audit.lost), print::count(audit.doubled));
     let both = audit.lines.values().any(|l| !l.batches_agree && l.expected == l.applied);
-    let why = if both { "; the counts agree and the batches do not: one was lost, another doubled" } else { "" };
+    let why =
+        if both { "; the counts agree and the batches do not: one was lost, another doubled" } else { "" };
     format!("NOT EXACT: at least {lost} records lost, {doubled} doubled{aside} ({what}){why}")
 }
 

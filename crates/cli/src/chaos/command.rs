@@ -205,7 +205,10 @@ impl Chaos {
         } else {
             print::line(&account::as_table(self.began_ms, &self.hits, &accounts))?;
             print::note(&format!("{}: {} hits, the job is {outcome}", args.job, self.hits.len()));
-            print::note(&format!("hint: `elasticdl audit {}` tells whether every record counts once", args.job));
+            print::note(&format!(
+                "hint: `elasticdl audit {}` tells whether every record counts once",
+                args.job
+            ));
         }
         Ok(if outcome == "failed" || outcome == "lost" { Exit::Job } else { Exit::Done })
     }

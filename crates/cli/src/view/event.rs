@@ -43,7 +43,9 @@ pub fn text(event: &Event) -> Option<String> {
             let servers = field("servers").and_then(Value::as_array).into_iter().flatten();
             let names: Vec<String> = servers.map(|id| format!("ps-{id}")).collect();
             let (who, records, tasks) = (names.join(", "), count("records"), count("tasks"));
-            format!("{who} lost what no checkpoint covers: {records} records of {tasks} tasks are applied again")
+            format!(
+                "{who} lost what no checkpoint covers: {records} records of {tasks} tasks are applied again"
+            )
         }
         "replayed" => format!("all {} tasks are applied again", count("tasks")),
         "silent" => format!("{} is silent: it is ended and replaced", member(event)),

@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use super::world::{Running, World, pids, said, signal, wait_for};
 
 /// A few seconds of work for two workers and two servers, with a checkpoint each second.
-const WORK: &str = "train: { batch: 128, epochs: 4 }\nservers: { count: 2, partitions: 4 }\nworkers: { count: 2 }\n\
+const WORK: &str = "train: { batch: 128, epochs: 12 }\nservers: { count: 2, partitions: 4 }\nworkers: { count: 2 }\n\
                     checkpoint: { every: 1s }";
 /// What that is in records.
-const RECORDS: u64 = 240_000;
+const RECORDS: u64 = 720_000;
 
 /// A job that trains.
 fn training(world: &World) -> Running {
@@ -24,7 +24,7 @@ fn training(world: &World) -> Running {
 }
 
 /// The audit of a job that is over and exact.
-fn audit(world: &World, job: &str) -> Value {
+pub(super) fn audit(world: &World, job: &str) -> Value {
     let audit: Value = serde_json::from_str(&world.run(&["audit", job, "--json"]).ok()).unwrap();
     let figures = json!([audit["exact"], audit["lost"], audit["doubled"], audit["complete"]]);
     assert_eq!(figures, json!([true, 0, 0, true]), "{audit}");
@@ -37,7 +37,7 @@ fn ends_exactly(world: &World, job: Running) -> Value {
     assert_eq!((&last["outcome"], &last["records"], code), (&"done".into(), &RECORDS.into(), Some(0)));
     let audit = audit(world, "ctr");
     let epochs = audit["epochs"].as_array().unwrap();
-    assert_eq!(epochs.len(), 4);
+    assert_eq!(epochs.len(), 12);
     for epoch in epochs {
         assert_eq!((&epoch["expected"], &epoch["applied_min"]), (&60_000.into(), &60_000.into()), "{epoch}");
         assert_eq!(epoch["partitions"].as_array().unwrap().len(), 4);
@@ -53,7 +53,11 @@ fn a_killed_master_is_started_again_takes_over_what_runs_and_every_record_counts
     assert_eq!(before.len(), 4);
     signal(master, Signal::KILL);
     let status = world.status("ctr");
-    assert_eq!((&status["term"], pids(&status)), (&2.into(), before), "asked in the gap, and nobody was replaced");
+    assert_eq!(
+        (&status["term"], pids(&status)),
+        (&2.into(), before),
+        "asked in the gap, and nobody was replaced"
+    );
     let started = job.until("the next master", |e| e["event"] == "started");
     assert_eq!((&started["term"], &started["adopted"]), (&2.into(), &4.into()));
     let (address_now, master_now) = world.master("ctr");
@@ -142,17 +146,18 @@ const EPOCHS: u32 = 40;
 const IDS: u64 = 20_000;
 
 /// A world whose records have an id each, and a job that counts them.
-fn counting(more: &str) -> (World, String) {
+pub(super) fn counting(epochs: u32, more: &str) -> (World, String) {
     let world = World::new();
     for file in 0..4 {
-        let lines: String = (0..IDS).filter(|id| id % 4 == file).map(|id| format!("{},id{id}\n", id % 2)).collect();
+        let lines: String =
+            (0..IDS).filter(|id| id % 4 == file).map(|id| format!("{},id{id}\n", id % 2)).collect();
         world.write(&format!("data/part-{file}.csv"), &format!("label,id\n{lines}"));
     }
     let text = format!(
         "apiVersion: elasticdl.org/v1\nkind: ElasticJob\nmetadata: {{ name: count }}\nspec:\n  \
          model: {{ zoo: counting }}\n  \
          data: {{ train: data/*.csv, layout: custom, label: label, categorical: [id], batches_per_task: 8 }}\n  \
-         train: {{ batch: 16, epochs: {EPOCHS}, optimizer: sgd, learning_rate: 1 }}\n  \
+         train: {{ batch: 16, epochs: {epochs}, optimizer: sgd, learning_rate: 1 }}\n  \
          servers: {{ count: 2, partitions: 4 }}\n  workers: {{ count: 2 }}\n  checkpoint: {{ every: 500ms }}\n  {more}\n"
     );
     world.write("count.yaml", &text);
@@ -168,14 +173,14 @@ fn newest_checkpoint(dir: &Path) -> io::Result<PathBuf> {
 }
 
 /// Every row of the final checkpoint is the number of epochs, and there is one for every id.
-fn every_row_is_right(world: &World) {
+pub(super) fn every_row_is_right(world: &World, epochs: u32) {
     let dir = newest_checkpoint(&world.job_dir("count").join("checkpoint")).unwrap();
     let mut rows = 0;
     let visited = Reader::open(&dir).unwrap().visit(|piece| {
         if let Piece::Rows { ids, weights, .. } = piece {
             rows += ids.len() as u64;
-            let wrong = ids.iter().zip(weights).find(|(_, weight)| **weight != EPOCHS as f32);
-            assert_eq!(wrong, None, "a row with another count than {EPOCHS}");
+            let wrong = ids.iter().zip(weights).find(|(_, weight)| **weight != epochs as f32);
+            assert_eq!(wrong, None, "a row with another count than {epochs}");
         }
         Ok::<(), elasticdl_ps::Error>(())
     });
@@ -185,7 +190,7 @@ fn every_row_is_right(world: &World) {
 
 #[test]
 fn whatever_dies_every_record_is_counted_exactly_once_per_epoch() {
-    let (world, file) = counting("");
+    let (world, file) = counting(EPOCHS, "");
     let mut job = world.start(&["train", &file]);
     job.until_training();
     let member = |list: &str| world.status("count")[list][0]["pid"].as_u64().unwrap() as u32;
@@ -200,7 +205,7 @@ fn whatever_dies_every_record_is_counted_exactly_once_per_epoch() {
     let records = IDS * u64::from(EPOCHS);
     assert_eq!((&last["outcome"], &last["records"], code), (&"done".into(), &records.into(), Some(0)));
     audit(&world, "count");
-    every_row_is_right(&world);
+    every_row_is_right(&world, EPOCHS);
 }
 
 #[test]
@@ -222,7 +227,7 @@ fn chaos_hits_every_role_and_the_job_ends_exactly() {
     let (last, code) = job.end();
     assert_eq!((&last["outcome"], code), (&"done".into(), Some(0)));
     audit(&world, "count");
-    every_row_is_right(&world);
+    every_row_is_right(&world, EPOCHS);
 }
 
 #[test]

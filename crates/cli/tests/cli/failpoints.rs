@@ -105,7 +105,11 @@ fn a_batch_that_fails_again_and_again_is_set_aside_and_everything_else_is_traine
     let file = world.job("ctr", "train: { batch: 128 }\nworkers: { count: 2 }");
     let points = "worker.compute[train/0/3:2]=error@every";
     let (last, code) = train(&world, &file, points);
-    assert_eq!((&last["outcome"], &last["records"], code), (&"failed".into(), &19_872.into(), Some(3)), "{last}");
+    assert_eq!(
+        (&last["outcome"], &last["records"], code),
+        (&"failed".into(), &19_872.into(), Some(3)),
+        "{last}"
+    );
     let error = last["error"].as_str().unwrap();
     assert!(error.contains("task train/0/3, batch 2: a failpoint says so"), "{error}");
     let audit: Value = serde_json::from_str(&world.run(&["audit", "ctr", "--json"]).ok()).unwrap();
@@ -117,5 +121,9 @@ fn a_batch_that_fails_again_and_again_is_set_aside_and_everything_else_is_traine
     let allowed = text.replace("batches_per_task: 4", "batches_per_task: 4, bad_records_max: 128");
     fs::write(world.path(&file), allowed).unwrap();
     let (last, code) = train(&world, &file, points);
-    assert_eq!((&last["outcome"], &last["bad_records"], code), (&"done".into(), &128.into(), Some(0)), "{last}");
+    assert_eq!(
+        (&last["outcome"], &last["bad_records"], code),
+        (&"done".into(), &128.into(), Some(0)),
+        "{last}"
+    );
 }

@@ -3,6 +3,7 @@
 //! - [`help`], [`settings`], [`bad_input`]: what is said before anything starts.
 //! - [`jobs`], [`models`]: whole jobs, steered while they run, and what is made of them.
 //! - [`chaos`]: any process killed while it trains, and proof that every record counted once.
+//! - [`failpoints`]: the same at certain points, which are shown to have been hit.
 //! - [`faults`]: processes killed while they train, damaged files, wrong tokens.
 
 #![expect(
@@ -13,6 +14,7 @@
 
 mod bad_input;
 mod chaos;
+mod failpoints;
 mod faults;
 mod help;
 mod jobs;

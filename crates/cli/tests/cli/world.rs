@@ -117,10 +117,9 @@ impl World {
     /// Trains with `--json` and follows the events while it runs.
     pub fn start(&self, args: &[&str]) -> Running {
         let mut command = self.command(args);
-        let mut child =
-            command.arg("--json").stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
-        let events = BufReader::new(child.stdout.take().unwrap());
-        Running { child, events, seen: Vec::new() }
+        Running::following(
+            command.arg("--json").stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap(),
+        )
     }
 
     /// The status of a running job.
@@ -167,6 +166,12 @@ pub struct Running {
 }
 
 impl Running {
+    /// Follows a client whose stdout is ours.
+    pub fn following(mut child: Child) -> Running {
+        let events = BufReader::new(child.stdout.take().unwrap());
+        Running { child, events, seen: Vec::new() }
+    }
+
     /// The next event that `wanted` likes; fails where the job ends before it.
     pub fn until(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         loop {

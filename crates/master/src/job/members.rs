@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use elasticdl_spec::WorkerId;
 use elasticdl_wire::control::{
-    Assignment, BeatReply, JoinReply, LeaseNumber, Place, ReadyRequest, Role, TopologyReply, WriteCheckpoint, beat_reply,
+    Assignment, BeatReply, JoinReply, LeaseNumber, Place, ReadyRequest, Role, TopologyReply, WriteCheckpoint,
+    beat_reply,
 };
 use serde_json::{Value, json};
 
@@ -230,6 +231,13 @@ impl Job {
         let mut facts = fields([(key, json!(exit.id)), ("pid", json!(exit.pid)), ("asked", json!(asked))]);
         facts.extend(exit.code.map(|code| ("code".to_string(), json!(code))));
         facts.extend(exit.signal.map(|signal| ("signal".to_string(), json!(signal))));
+        let freed = match exit.role {
+            Role::Worker => self.tasks.worker_gone(WorkerId(exit.id)),
+            Role::Server => Vec::new(),
+        };
+        if !freed.is_empty() {
+            facts.insert("tasks".into(), json!(freed));
+        }
         if !asked && !exit.last_lines.is_empty() {
             facts.insert("last_lines".into(), json!(exit.last_lines));
         }
@@ -239,7 +247,6 @@ impl Job {
         }
         match exit.role {
             Role::Worker => {
-                let freed = self.tasks.worker_gone(WorkerId(exit.id));
                 self.record_freed(freed, effects);
                 self.evaluation.expire(now, Duration::MAX, Some(WorkerId(exit.id)));
             }

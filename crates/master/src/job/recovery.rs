@@ -57,7 +57,7 @@ impl Job {
         let number = self.tasks.shards().len() as u32;
         let note = ShardNote::of(&shard);
         match self.shard_notes.get(&number) {
-            Some(known) if *known != note => return self.other_files(now, effects),
+            Some(known) if known.fingerprint != note.fingerprint => return self.other_files(now, effects),
             Some(_) => {}
             None if self.was_indexed => return self.other_files(now, effects),
             None => effects.push(Effect::Record(Entry::Shard { number, note })),
@@ -117,6 +117,10 @@ impl Job {
         // Written before anything is restored or leased again: no life of a partition comes twice.
         let floor = self.floor.filter(|_| all);
         effects.push(Effect::Record(Entry::Reborn { partitions: reborn, floor }));
+        if all {
+            let freed = self.tasks.keep_workers(&[]);
+            self.record_freed(freed, effects);
+        }
         let again = if all { self.tasks.roll_back() } else { self.tasks.reopen() };
         let records = again.values().map(|finished| finished.records).sum::<u64>();
         self.replayed += records;
@@ -157,7 +161,7 @@ impl Job {
         replay.tasks.remove(&task);
         if replay.tasks.is_empty() {
             let seconds = now.saturating_sub(replay.since).as_secs_f64();
-            let facts = fields([("tasks", json!(replay.count)), ("seconds", json!(seconds))]);
+            let facts = fields([("tasks", json!(replay.count)), ("replay_seconds", json!(seconds))]);
             effects.push(Effect::Emit("replayed", facts));
             self.replay = None;
         }

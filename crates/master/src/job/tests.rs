@@ -1,9 +1,9 @@
 //! Whole jobs without a process: events in, effects out.
 
 use super::*;
+use elasticdl_spec::ModelShape;
 use elasticdl_spec::resolve::{Inputs, resolve};
 use elasticdl_spec::scores::Scores;
-use elasticdl_spec::ModelShape;
 use elasticdl_wire::control::{
     Assignment, Done, Failed, File, Leased, Mark, Member, lease_reply, report_request,
 };
@@ -35,7 +35,8 @@ impl World {
 
     /// A master that goes on from a book of which nothing runs any more.
     fn resumed(extra: &[(&'static str, &'static str)], from: Option<(Book, Manifest)>) -> World {
-        let (book, manifest) = from.map_or((Book::default(), None), |(book, manifest)| (book, Some(manifest)));
+        let (book, manifest) =
+            from.map_or((Book::default(), None), |(book, manifest)| (book, Some(manifest)));
         World::with(extra, book, manifest)
     }
 
@@ -247,8 +248,9 @@ impl World {
 
     /// What a server has written: every file has every task that was ever done to its end.
     fn written(&self, server: u32, checkpoint: u64) -> CheckpointWrittenRequest {
-        let marks: Vec<Mark> =
-            (0..2).flat_map(|epoch| (0..self.shards as u32).map(move |shard| Mark { epoch, shard, mark: 1 })).collect();
+        let marks: Vec<Mark> = (0..2)
+            .flat_map(|epoch| (0..self.shards as u32).map(move |shard| Mark { epoch, shard, mark: 1 }))
+            .collect();
         let files = self.served_by(server, |partition, incarnation| File {
             partition,
             incarnation,
@@ -270,7 +272,8 @@ impl World {
 
     /// A worker that was given a training task has done all of it.
     fn train(&mut self, worker: u32, leased: &Leased) -> bool {
-        let done = Done { task_records: 10, batches: 1, incarnations: self.incarnations(), ..Done::default() };
+        let done =
+            Done { task_records: 10, batches: 1, incarnations: self.incarnations(), ..Done::default() };
         self.report(worker, leased, report_request::Outcome::Done(done))
     }
 
@@ -393,7 +396,12 @@ fn a_server_that_dies_after_the_last_task_has_what_it_lost_trained_again() {
 #[test]
 fn in_the_deterministic_mode_a_dead_server_takes_all_partitions_back() {
     let mut world = World::training(
-        &[("checkpoint.every", "10s"), ("workers.count", "1"), ("workers.max", "1"), ("train.staleness", "0")],
+        &[
+            ("checkpoint.every", "10s"),
+            ("workers.count", "1"),
+            ("workers.max", "1"),
+            ("train.staleness", "0"),
+        ],
         4,
     );
     world.train_one(0);
@@ -407,7 +415,9 @@ fn in_the_deterministic_mode_a_dead_server_takes_all_partitions_back() {
     world.kill(Role::Server, 1);
     assert!(world.incarnations().iter().all(|n| *n == 2), "every partition goes back to the same step");
     assert!(!world.train(0, &held), "and every lease ends");
-    assert!(world.book.leased.is_empty() && world.book.floor > Some(LeaseId { term: held.term, n: held.lease }));
+    assert!(
+        world.book.leased.is_empty() && world.book.floor > Some(LeaseId { term: held.term, n: held.lease })
+    );
     world.tick(1);
     world.tick(1_000);
     world.serve();
@@ -451,7 +461,8 @@ fn what_died_while_there_was_no_master_is_found_out() {
     assert_eq!(world.job.status(world.now).replayed, 10);
     world.tick(1);
     world.serve();
-    let (first, second) = (world.lease(0).unwrap(), world.lease(2).expect("the replacement has a new number"));
+    let (first, second) =
+        (world.lease(0).unwrap(), world.lease(2).expect("the replacement has a new number"));
     assert!(first.again && second.again && [first.task, second.task].contains(&held.task));
 }
 
@@ -576,9 +587,7 @@ fn resuming_over_changed_files_is_refused() {
     let mut world = World::resumed(&[], Some((book, manifest)));
     world.find_shards(5);
     assert_eq!(world.ended, Some(Phase::Failed));
-    assert!(
-        world.finished()["error"].as_str().unwrap().contains("not those that the job began with")
-    );
+    assert!(world.finished()["error"].as_str().unwrap().contains("not those that the job began with"));
 }
 
 #[test]

@@ -57,7 +57,13 @@ impl Job {
         let id = self.next_lease();
         if let Some(task) = self.evaluation.lease(now, id, worker) {
             let shard = serde_json::to_string(self.evaluation.shard(task)).expect("a shard is JSON");
-            return Some(Leased { task: task.to_string(), term: id.term, lease: id.n, shard, ..Leased::default() });
+            return Some(Leased {
+                task: task.to_string(),
+                term: id.term,
+                lease: id.n,
+                shard,
+                ..Leased::default()
+            });
         }
         if self.phase != Phase::Training || self.is_cut_due(now) {
             return None;

@@ -300,7 +300,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut ledger = open(dir.path()).unwrap();
         ledger.append(&[begun(1)]).unwrap();
-        let entries: Vec<Entry> = (0..1000).flat_map(|_| [leased(7), Entry::Freed { task: TaskId::train(0, 7) }]).collect();
+        let entries: Vec<Entry> =
+            (0..1000).flat_map(|_| [leased(7), Entry::Freed { task: TaskId::train(0, 7) }]).collect();
         let mut longest = 0;
         for _ in 0..40 {
             ledger.append(&entries).unwrap();

@@ -51,19 +51,45 @@ pub fn decode(
     sum: Sum,
 ) -> Result<Partition> {
     let path = path_of(Path::new("memory"), id);
-    let (found, crc32) = (bytes.len() as u64, crc32fast::hash(bytes));
-    if found < sum.bytes {
-        return Err(Error::Truncated { path: path.display().to_string(), found, expected: sum.bytes });
+    let found = Sum::of(bytes);
+    if found.bytes < sum.bytes {
+        let (found, expected) = (found.bytes, sum.bytes);
+        return Err(Error::Truncated { path: path.display().to_string(), found, expected });
     }
-    if (Sum { bytes: found, crc32 }) != sum {
-        return Err(Error::damaged(&path, format!("{found} bytes of CRC-32 {crc32:08x}, where {sum:?} was written")));
+    if found != sum {
+        return Err(Error::damaged(&path, format!("it is {found:?}, {sum:?} was written")));
     }
     restored(model, CheckpointFile::over(&path, Cursor::new(bytes))?, id, incarnation)
 }
 
-/// What a file in memory says about itself.
-pub fn decode_head(bytes: &[u8]) -> Result<Head> {
-    Ok(CheckpointFile::over(Path::new("memory"), Cursor::new(bytes))?.head)
+/// What a file in memory holds, without a partition to put it in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Contents {
+    /// What it says about itself.
+    pub head: Head,
+    /// By table: ids and weights, one after the other.
+    pub tables: Vec<(Vec<u64>, Vec<f32>)>,
+    /// By tensor of the whole model: its values; empty where it lives in another partition.
+    pub tensors: Vec<Vec<f32>>,
+}
+
+/// Reads a file in memory whose sum is known to be right.
+pub fn decode_contents(bytes: &[u8]) -> Result<Contents> {
+    let mut file = CheckpointFile::over(Path::new("memory"), Cursor::new(bytes))?;
+    let shape = &file.head.shape;
+    let mut tables = vec![Default::default(); shape.tables.len()];
+    let mut tensors = vec![Vec::new(); shape.tensors.len()];
+    while let Some(batch) = file.next_batch()? {
+        match tables.get_mut(batch.name) {
+            None => tensors[batch.name - tables.len()].extend_from_slice(batch.weights()),
+            Some((ids, weights)) => {
+                let (ids, weights): (&mut Vec<u64>, &mut Vec<f32>) = (ids, weights);
+                ids.extend_from_slice(batch.ids());
+                weights.extend_from_slice(batch.weights());
+            }
+        }
+    }
+    Ok(Contents { head: file.head, tables, tensors })
 }
 
 /// Fills a partition from a file whose bytes are verified.

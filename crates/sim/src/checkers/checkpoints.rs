@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 
 use elasticdl_master::checkpoint::Manifest;
 use elasticdl_master::tasks::Done;
-use elasticdl_ps::Partition;
 use elasticdl_ps::audit::{Tally, digest};
-use elasticdl_ps::checkpoint::{Sum, decode, decode_head};
+use elasticdl_ps::checkpoint::{Contents, Head, Sum, decode, decode_contents};
 use elasticdl_spec::placement::partition_of_row;
 use elasticdl_spec::{PartitionId, TaskId};
 
@@ -20,48 +19,61 @@ use crate::scenario::Scenario;
 ///
 /// What is wrong with it.
 pub fn check(scenario: &Scenario, disk: &Disk, id: u64, covered: &Done) -> Result<(), String> {
-    let (manifest, partitions) = restore(scenario, disk, id)?;
+    let (manifest, files) = read(scenario, disk, id)?;
     if manifest.done != *covered {
         return Err(format!("checkpoint {id} covers other tasks than the ledger says"));
     }
-    for partition in &partitions {
-        let wrong = |reason: String| format!("checkpoint {id}, {}: {reason}", partition.id());
-        check_covered(scenario, partition, covered).map_err(wrong)?;
-        check_partition(scenario, partition).map_err(wrong)?;
+    let same_step = files.iter().all(|file| file.head.audit == files[0].head.audit);
+    if scenario.is_deterministic() && !same_step {
+        return Err(format!("the files of checkpoint {id} are not cut at one step"));
+    }
+    for file in &files {
+        let wrong = |reason: String| format!("checkpoint {id}, {}: {reason}", file.head.partition);
+        check_covered(scenario, &file.head, covered).map_err(wrong)?;
+        check_file(scenario, file).map_err(wrong)?;
     }
     Ok(())
 }
 
-/// Opens all partitions of a checkpoint as a server would.
+/// Reads all files of a checkpoint. One of them, another one each time, is opened as a server would.
 ///
 /// # Errors
 ///
-/// One of them cannot be opened.
-pub fn restore(scenario: &Scenario, disk: &Disk, id: u64) -> Result<(Manifest, Vec<Partition>), String> {
+/// One of them is missing, or is not what was written.
+pub fn read(scenario: &Scenario, disk: &Disk, id: u64) -> Result<(Manifest, Vec<Contents>), String> {
     let dir = disk.checkpoint(id).ok_or(format!("checkpoint {id} is not on disk"))?;
     let manifest = dir.manifest().map_err(|reason| format!("checkpoint {id}: {reason}"))?;
-    let mut partitions = Vec::new();
+    let mut files = Vec::new();
     for partition in 0..scenario.partitions() {
         let wrong = |reason: String| format!("checkpoint {id}, partition {partition}: {reason}");
         let file = manifest.partitions.get(&partition).ok_or_else(|| wrong("not in the manifest".into()))?;
         let bytes = dir.files.get(&partition).ok_or_else(|| wrong("its file is not on disk".into()))?;
         let sum = Sum { bytes: file.bytes, crc32: file.crc32 };
-        let incarnation = decode_head(bytes).map_err(|e| wrong(e.chain()))?.incarnation;
-        if incarnation != file.incarnation {
-            return Err(wrong(format!("cut in life {incarnation}, and the manifest says {}", file.incarnation)));
+        if Sum::of(bytes) != sum {
+            return Err(wrong(format!("the manifest says {sum:?}, and the file is {:?}", Sum::of(bytes))));
         }
-        let restored = decode(&scenario.model, bytes, PartitionId(partition), incarnation, sum);
-        partitions.push(restored.map_err(|e| wrong(e.chain()))?);
+        let contents = decode_contents(bytes).map_err(|e| wrong(e.chain()))?;
+        let (life, place) = (contents.head.incarnation, contents.head.partition);
+        if (life, place) != (file.incarnation, PartitionId(partition)) {
+            return Err(wrong(format!(
+                "the file is of {place} in life {life}, the manifest says {}",
+                file.incarnation
+            )));
+        }
+        if id % u64::from(scenario.partitions()) == u64::from(partition) {
+            decode(&scenario.model, bytes, place, life + 1, sum).map_err(|e| wrong(e.chain()))?;
+        }
+        files.push(contents);
     }
-    Ok((manifest, partitions))
+    Ok((manifest, files))
 }
 
 /// Every covered task is at its end.
-fn check_covered(scenario: &Scenario, partition: &Partition, covered: &Done) -> Result<(), String> {
+fn check_covered(scenario: &Scenario, head: &Head, covered: &Done) -> Result<(), String> {
     for epoch in 0..scenario.plan.job.train.epochs {
         for shard in 0..scenario.shards.len() as u32 {
             let task = TaskId::train(epoch, shard);
-            let (applied, all) = (applied(scenario, partition, task), batches(scenario, task));
+            let (applied, all) = (applied(scenario, head, task), batches(scenario, task));
             if applied > all {
                 return Err(format!("{task} has {all} batches, and the mark is {applied}"));
             }
@@ -74,46 +86,50 @@ fn check_covered(scenario: &Scenario, partition: &Partition, covered: &Done) -> 
 }
 
 /// Rows, tensors and counters are what the marks say.
-fn check_partition(scenario: &Scenario, partition: &Partition) -> Result<(), String> {
+fn check_file(scenario: &Scenario, file: &Contents) -> Result<(), String> {
     let mut tallies: BTreeMap<u32, Tally> = BTreeMap::new();
     let mut rows: BTreeMap<u64, u32> = BTreeMap::new();
-    let mut pushes = 0;
+    let mut pushes = 0u32;
     for epoch in 0..scenario.plan.job.train.epochs {
         for (number, shard) in scenario.shards.iter().enumerate() {
             let task = TaskId::train(epoch, number as u32);
-            for batch in 0..applied(scenario, partition, task) {
-                let records = scenario.records(shard, batch);
+            for batch in 0..applied(scenario, &file.head, task) {
+                let records = scenario.taught(task, shard, batch);
                 let tally = tallies.entry(epoch).or_default();
                 tally.records += records.end - records.start;
                 tally.batches += 1;
                 tally.digest = tally.digest.wrapping_add(digest(task, batch));
-                pushes += 1;
+                pushes += u32::from(!records.is_empty());
                 records.for_each(|record| *rows.entry(record).or_default() += 1);
             }
         }
     }
-    if partition.memory().audit.epochs() != &tallies {
-        return Err(format!("it has applied {:?}, and its marks say {tallies:?}", partition.memory().audit.epochs()));
+    let found = file.head.audit.epochs();
+    if *found != tallies {
+        return Err(format!("it has applied {found:?}, and its marks say {tallies:?}"));
     }
-    check_rows(scenario, partition, &rows)?;
-    let counted = partition.tensors().iter().flat_map(|tensor| tensor.values());
-    match counted.copied().find(|value| *value != pushes as f32) {
+    check_rows(scenario, file, &rows)?;
+    let wrong = file.tensors.iter().flatten().find(|value| **value != pushes as f32);
+    match wrong {
         None => Ok(()),
         Some(value) => Err(format!("its tensor has counted {value} batches, and its marks say {pushes}")),
     }
 }
 
-/// Each row has counted its record as often as `expected` says.
-pub fn check_rows(scenario: &Scenario, partition: &Partition, expected: &BTreeMap<u64, u32>) -> Result<(), String> {
+/// Each row has counted its record as often as `expected` says, and there are no others.
+///
+/// # Errors
+///
+/// The first that has not.
+pub fn check_rows(scenario: &Scenario, file: &Contents, expected: &BTreeMap<u64, u32>) -> Result<(), String> {
+    let (ids, counts) = &file.tables[0];
+    let counted: BTreeMap<u64, f32> = ids.iter().copied().zip(counts.iter().copied()).collect();
+    let records = scenario.shards.last().map_or(0, |shard| shard.first + shard.records.unwrap_or(0));
+    if let Some(stranger) = ids.iter().find(|id| **id >= records) {
+        return Err(format!("there is a row {stranger}, and records end at {records}"));
+    }
     let partitions = scenario.partitions();
-    let ids = partition.tables()[0].ids();
-    let mut counts = vec![0.0; ids.len()];
-    partition.read(0, &ids, &mut counts);
-    let counted: BTreeMap<u64, f32> = ids.into_iter().zip(counts).collect();
-    for record in 0..scenario.shards.iter().map(|shard| shard.first + shard.records.unwrap_or(0)).max().unwrap_or(0) {
-        if partition_of_row(record, partitions) != partition.id() {
-            continue;
-        }
+    for record in (0..records).filter(|r| partition_of_row(*r, partitions) == file.head.partition) {
         let due = expected.get(&record).copied().unwrap_or(0);
         let found = counted.get(&record).copied().unwrap_or(0.0);
         if found != due as f32 {
@@ -123,13 +139,12 @@ pub fn check_rows(scenario: &Scenario, partition: &Partition, expected: &BTreeMa
     Ok(())
 }
 
-/// How many batches of a task are in a partition, by its marks.
-fn applied(scenario: &Scenario, partition: &Partition, task: TaskId) -> u64 {
-    let marks = &partition.memory().marks;
-    if marks.closed().contains(task.epoch, task.shard) {
+/// How many batches of a task are in a file, by its marks.
+fn applied(scenario: &Scenario, head: &Head, task: TaskId) -> u64 {
+    if head.closed.contains(task.epoch, task.shard) {
         return batches(scenario, task);
     }
-    marks.open().get(&task).map_or(0, |open| open.mark)
+    head.marks.get(&task).map_or(0, |open| open.mark)
 }
 
 fn batches(scenario: &Scenario, task: TaskId) -> u64 {

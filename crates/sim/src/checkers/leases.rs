@@ -34,10 +34,16 @@ impl Leases {
     /// The newest master gives a lease; `book` is what it had written before.
     pub fn given(&mut self, now: Duration, task: TaskId, lease: LeaseId, book: &Book) {
         if let Some((held, worker)) = book.leased.get(&task) {
-            self.wrong(now, format!("{task} is given under lease {lease} while {worker} holds it under {held}"));
+            self.wrong(
+                now,
+                format!("{task} is given under lease {lease} while {worker} holds it under {held}"),
+            );
         }
         if self.newest.is_some_and(|newest| newest >= lease) || lease.term != self.term {
-            self.wrong(now, format!("lease {lease} of {task} is not above {:?} in term {}", self.newest, self.term));
+            self.wrong(
+                now,
+                format!("lease {lease} of {task} is not above {:?} in term {}", self.newest, self.term),
+            );
         }
         self.newest = Some(lease);
     }
@@ -64,7 +70,12 @@ impl Leases {
         let highest = self.see((pid, answer.partition), task, lease);
         if lease < highest {
             let partition = answer.partition;
-            self.wrong(now, format!("{partition} applied {task} batch {batch} under lease {lease} after it saw {highest}"));
+            self.wrong(
+                now,
+                format!(
+                    "{partition} applied {task} batch {batch} under lease {lease} after it saw {highest}"
+                ),
+            );
         }
     }
 

@@ -10,11 +10,17 @@ pub fn ended(world: &mut World) {
             let status = master.job.status(now);
             format!(
                 "term {} (runs: {}) is {:?}, tasks {:?}, workers {:?}, servers {:?}",
-                master.term, master.alive, status.phase, status.tasks, status.workers.len(), status.servers.len()
+                master.term,
+                master.alive,
+                status.phase,
+                status.tasks,
+                status.workers.len(),
+                status.servers.len()
             )
         }
         None => "there is no master".to_string(),
     };
-    let what = format!("nothing went wrong since {:?}, and the job is not done: {state}", world.scenario.heal);
+    let what =
+        format!("nothing went wrong since {:?}, and the job is not done: {state}", world.scenario.heal);
     world.fail("liveness", what);
 }
