@@ -372,6 +372,11 @@ impl World {
         active.round.number = number;
         let requests = requests_of(self, (pid, number), active, &topology);
         active.round.outstanding = requests.len() as u32;
+        let (step, pending) = (active.step, active.round.pending.len());
+        self.note("ask", [pid.into(), number, pending as u64], || {
+            let addresses: Vec<&String> = requests.iter().map(|(address, _)| address).collect();
+            format!("pid {pid}: {step:?} {pending} partitions at {addresses:?}")
+        });
         let poisoned = self.scenario.poisoned.contains(&(active.leased.claim.task, active.batch + 1));
         let stray = active.step == Step::Push && active.batch + 1 < active.batches && !poisoned;
         if stray && !self.healed && self.rng.uniform() < self.scenario.net.stray {

@@ -210,7 +210,7 @@ fn whatever_dies_every_record_is_counted_exactly_once_per_epoch() {
 
 #[test]
 fn chaos_hits_every_role_and_the_job_ends_exactly() {
-    let (world, file) = counting("limits: { restarts: 50 }");
+    let (world, file) = counting(EPOCHS, "limits: { restarts: 50 }");
     let mut job = world.start(&["train", &file]);
     job.until_training();
     let args = "chaos count --kill worker,server,master --every 400ms --for 4s --seed 7 --json";

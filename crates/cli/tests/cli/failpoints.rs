@@ -1,8 +1,10 @@
 //! A process killed at one certain point, shown to have been hit; then the audit, and a model that counts.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Command, Stdio};
 
+use safetensors::SafeTensors;
 use serde_json::Value;
 
 use super::chaos::{audit, counting, every_row_is_right};
@@ -79,8 +81,22 @@ fn deterministic(world: &World, name: &str) -> String {
     world.job(name, &more)
 }
 
-fn weights(world: &World, name: &str) -> Vec<u8> {
-    fs::read(world.path(&format!("{name}.model")).join("model.safetensors")).unwrap()
+/// A model's weights: rows by id, whatever their order in the file, and tensors by name.
+#[derive(PartialEq)]
+struct Weights {
+    rows: BTreeMap<u64, Vec<u8>>,
+    tensors: BTreeMap<String, Vec<u8>>,
+}
+
+fn weights(world: &World, name: &str) -> Weights {
+    let bytes = fs::read(world.path(&format!("{name}.model")).join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: BTreeMap<String, Vec<u8>> =
+        file.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())).collect();
+    let (ids, rows) = (tensors.remove("embedding.ids").unwrap(), tensors.remove("embedding.rows").unwrap());
+    let ids = ids.chunks_exact(8).map(|id| u64::from_le_bytes(id.try_into().unwrap()));
+    let width = rows.len() / ids.len();
+    Weights { rows: ids.zip(rows.chunks_exact(width).map(<[u8]>::to_vec)).collect(), tensors }
 }
 
 #[test]

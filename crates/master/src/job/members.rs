@@ -76,9 +76,10 @@ impl Job {
         ready: ReadyRequest,
         effects: &mut Vec<Effect>,
     ) {
-        if !self.fleet.knows(caller.role(), caller.id, caller.pid) {
-            return effects.push(refused(ticket));
-        }
+        // One that joined the master before this one has not told us where it serves.
+        let address = self.known.get(&(caller.role, caller.id)).map(|known| known.address.clone());
+        let ours = self.fleet.knows(caller.role(), caller.id, caller.pid);
+        let Some(address) = address.filter(|_| ours) else { return effects.push(refused(ticket)) };
         effects.push(Effect::Answer(ticket, Answer::Noted));
         if !ready.error.is_empty() {
             if ready.user_error {
@@ -90,8 +91,6 @@ impl Job {
             }
             return; // It ends, and is started again.
         }
-        let address =
-            self.known.get(&(caller.role, caller.id)).map(|k| k.address.clone()).unwrap_or_default();
         effects.push(Effect::Record(Entry::Serving { id: caller.id, address: address.clone() }));
         let load_seconds = f64::from(ready.load_ms) / 1000.0;
         let facts = fields([("server", json!(caller.id)), ("load_seconds", json!(load_seconds))]);

@@ -735,3 +735,24 @@ fn a_server_is_told_to_write_a_checkpoint_until_it_has() {
     world.ask(|t| Event::Written(t, caller, written));
     assert_eq!(told(&mut world), (0, false), "it has written its part");
 }
+
+/// Goal: a server may join one master and tell the next that it is ready. Its address was told to the first.
+#[test]
+fn a_server_that_has_not_joined_this_master_is_not_taken_to_serve() {
+    let mut world = World::training(&[], 2);
+    world.book.processes.get_mut("ps-0").unwrap().address = None;
+    let mut world = world.master_dies();
+    let caller = world.caller(Role::Server, 0);
+    let partitions = world.served_by(0, |partition, incarnation| Assignment {
+        partition,
+        incarnation,
+        ..Assignment::default()
+    });
+    let ready = ReadyRequest { partitions, ..ReadyRequest::default() };
+    assert!(matches!(world.ask(|t| Event::Ready(t, caller, ready.clone())), Some(Answer::Refused(_))));
+    assert_eq!(world.job.phase(), Phase::Starting);
+    world.ask(|t| Event::Joined(t, caller, "address-0".into()));
+    assert_eq!(world.ask(|t| Event::Ready(t, caller, ready)), Some(Answer::Noted));
+    assert_eq!(world.job.phase(), Phase::Training);
+    assert!(world.job.topology().places.iter().all(|place| !place.address.is_empty()));
+}

@@ -65,7 +65,7 @@ impl Job {
                 ..Leased::default()
             });
         }
-        if self.phase != Phase::Training || self.is_cut_due(now) {
+        if self.phase != Phase::Training || self.must_wait(now) {
             return None;
         }
         let (task, again) = self.tasks.lease(now, id, worker)?;
@@ -78,11 +78,12 @@ impl Job {
         Some(Leased { task: task.to_string(), term: id.term, lease: id.n, shard, again, quarantined })
     }
 
-    /// Whether no task may begin now: where the outcome must not depend on time, a checkpoint is cut while no
-    /// task is under way, so that all partitions are cut at one step.
-    fn is_cut_due(&self, now: Duration) -> bool {
-        self.plan.job.is_deterministic()
-            && (self.checkpoints.writing().is_some() || self.checkpoints.is_due(now))
+    /// Whether no task may begin now. Where the outcome must not depend on time, tasks begin when all are
+    /// known, so that they come in one order, and a checkpoint is cut while none is under way, so that all
+    /// partitions are cut at one step.
+    fn must_wait(&self, now: Duration) -> bool {
+        let cut_due = self.checkpoints.writing().is_some() || self.checkpoints.is_due(now);
+        self.plan.job.is_deterministic() && (cut_due || !self.tasks.is_indexed())
     }
 
     pub(super) fn report(
