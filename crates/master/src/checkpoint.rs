@@ -76,6 +76,8 @@ pub struct Coordinator {
 #[derive(Debug)]
 struct Writing {
     id: u64,
+    /// When the one before was begun or over.
+    last: Duration,
     servers: BTreeSet<u32>,
     files: BTreeMap<u32, PartitionFile>,
     marks: FileMarks,
@@ -109,9 +111,15 @@ impl Coordinator {
         assert!(self.writing.is_none(), "one checkpoint at a time");
         let id = self.next;
         self.next += 1;
-        self.last = now;
-        self.writing =
-            Some(Writing { id, servers, files: BTreeMap::new(), marks: FileMarks::new(), committing: false });
+        let last = std::mem::replace(&mut self.last, now);
+        self.writing = Some(Writing {
+            id,
+            last,
+            servers,
+            files: BTreeMap::new(),
+            marks: FileMarks::new(),
+            committing: false,
+        });
         id
     }
 
@@ -149,9 +157,11 @@ impl Coordinator {
         ours
     }
 
-    /// Forgets the one being written: a partition changed under it.
+    /// Forgets the one being written: a partition changed under it. The next one is as due as it was.
     pub fn abandon(&mut self) -> Option<u64> {
-        self.writing.take().map(|w| w.id)
+        let writing = self.writing.take()?;
+        self.last = writing.last;
+        Some(writing.id)
     }
 }
 
@@ -200,6 +210,7 @@ mod tests {
         let mut c = Coordinator::new(None, 1);
         let id = c.begin(at(0), [0].into());
         assert_eq!(c.abandon(), Some(id));
+        assert_eq!(c.abandon(), None);
         assert_eq!(c.written(0, id, part(0), FileMarks::new()), Progress::Waiting);
         assert!(!c.over(at(1), id));
         assert_eq!(c.begin(at(2), [0].into()), id + 1, "numbers are not reused");

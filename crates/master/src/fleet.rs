@@ -2,7 +2,8 @@
 //!
 //! A worker that dies is replaced by a new one with a new number; a server is started again under its
 //! old number. The first replacement comes at once, the next ones with growing pauses, until a batch
-//! is done; past a stated number of deaths in a row without one, the job is given up.
+//! is done; past a stated number of deaths in a row without one, the job is given up. Each server has a row
+//! of deaths of its own, and the workers have one together: who waits does so for his own deaths only.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -64,6 +65,24 @@ pub struct Member {
     pub restarts: u32,
 }
 
+/// Deaths in a row without a batch done.
+#[derive(Debug, Clone, Copy, Default)]
+struct Deaths {
+    count: u32,
+    /// No replacement before this.
+    not_before: Duration,
+}
+
+impl Deaths {
+    fn add(&mut self, now: Duration) {
+        self.count += 1;
+        self.not_before = match self.count {
+            1 => now,
+            n => now + PAUSE_FIRST.saturating_mul(1 << (n - 2).min(16)).min(PAUSE_LONGEST),
+        };
+    }
+}
+
 /// The processes of a job.
 #[derive(Debug)]
 pub struct Fleet {
@@ -71,11 +90,9 @@ pub struct Fleet {
     servers: BTreeMap<u32, Member>,
     workers_wanted: u32,
     worker_next: u32,
-    /// Deaths in a row without a batch done.
-    deaths: u32,
+    worker_deaths: Deaths,
+    server_deaths: BTreeMap<u32, Deaths>,
     deaths_max: u32,
-    /// No replacement before this.
-    not_before: Duration,
     /// Whether nothing is to be started any more.
     closing: bool,
 }
@@ -89,9 +106,9 @@ impl Fleet {
             servers: (0..servers).map(|id| (id, waiting)).collect(),
             workers_wanted: workers,
             worker_next: 0,
-            deaths: 0,
+            worker_deaths: Deaths::default(),
+            server_deaths: BTreeMap::new(),
             deaths_max,
-            not_before: Duration::ZERO,
             closing: false,
         }
     }
@@ -119,25 +136,23 @@ impl Fleet {
         if self.closing {
             return orders;
         }
-        if self.deaths > self.deaths_max {
-            let role = if self.servers.values().any(|s| s.state == State::Waiting) {
-                Role::Server
-            } else {
-                Role::Worker
-            };
-            return vec![Order::GiveUp { role }];
+        if self.server_deaths.values().any(|deaths| deaths.count > self.deaths_max) {
+            return vec![Order::GiveUp { role: Role::Server }];
         }
-        if now >= self.not_before {
-            for (&id, server) in self.servers.iter_mut().filter(|(_, s)| s.state == State::Waiting) {
+        if self.worker_deaths.count > self.deaths_max {
+            return vec![Order::GiveUp { role: Role::Worker }];
+        }
+        for (&id, server) in self.servers.iter_mut().filter(|(_, s)| s.state == State::Waiting) {
+            if self.server_deaths.get(&id).is_none_or(|deaths| now >= deaths.not_before) {
                 server.state = State::Starting;
                 orders.push(Order::Start { role: Role::Server, id });
             }
-            while self.workers_kept() < self.workers_wanted {
-                let id = self.worker_next;
-                self.worker_next += 1;
-                self.workers.insert(id, Member { state: State::Starting, pid: None, restarts: 0 });
-                orders.push(Order::Start { role: Role::Worker, id });
-            }
+        }
+        while now >= self.worker_deaths.not_before && self.workers_kept() < self.workers_wanted {
+            let id = self.worker_next;
+            self.worker_next += 1;
+            self.workers.insert(id, Member { state: State::Starting, pid: None, restarts: 0 });
+            orders.push(Order::Start { role: Role::Worker, id });
         }
         let surplus = self.workers_kept().saturating_sub(self.workers_wanted) as usize;
         let kept = self.workers.iter_mut().rev().filter(|(_, w)| w.state != State::Draining);
@@ -188,18 +203,19 @@ impl Fleet {
             }
         }
         if !asked {
-            self.deaths += 1;
-            self.not_before = match self.deaths {
-                1 => now,
-                n => now + PAUSE_FIRST.saturating_mul(1 << (n - 2).min(16)).min(PAUSE_LONGEST),
+            let deaths = match role {
+                Role::Worker => &mut self.worker_deaths,
+                Role::Server => self.server_deaths.entry(id).or_default(),
             };
+            deaths.add(now);
         }
         Some(asked)
     }
 
     /// A batch was done: whatever died before is not a row of deaths.
     pub fn progress(&mut self) {
-        self.deaths = 0;
+        self.worker_deaths.count = 0;
+        self.server_deaths.clear();
     }
 
     /// So many workers are wanted from now on.
@@ -312,6 +328,19 @@ mod tests {
         fleet.started(Role::Worker, 6, 106);
         fleet.exited(at(300_000), Role::Worker, 6, 106);
         assert_eq!(fleet.reconcile(at(400_000)), [Order::GiveUp { role: Role::Worker }]);
+    }
+
+    #[test]
+    fn a_server_does_not_wait_for_the_deaths_of_others() {
+        let mut fleet = running();
+        fleet.exited(at(0), Role::Worker, 0, 20);
+        fleet.exited(at(0), Role::Worker, 1, 21);
+        assert_eq!(fleet.reconcile(at(0)), [], "both workers: the second death is one in a row");
+        fleet.exited(at(1), Role::Server, 0, 10);
+        assert_eq!(fleet.reconcile(at(1)), [start(Role::Server, 0)]);
+        fleet.started(Role::Server, 0, 11);
+        fleet.exited(at(2), Role::Server, 0, 11);
+        assert_eq!(fleet.reconcile(at(3)), [], "it waits for its own");
     }
 
     #[test]

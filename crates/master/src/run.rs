@@ -213,15 +213,17 @@ impl Edge {
     }
 
     fn status(&self) -> Status {
-        let time = self.began.elapsed();
+        Status { ledger: self.ledger_status(), ..self.job.status(self.began.elapsed()) }
+    }
+
+    fn ledger_status(&self) -> LedgerStatus {
         let wait = self.ledger.waited.as_secs_f64();
-        let ledger = LedgerStatus {
+        LedgerStatus {
             entries: self.ledger.entries,
             bytes: self.ledger.bytes(),
             wait_seconds: wait,
-            share: wait / time.as_secs_f64().max(f64::EPSILON),
-        };
-        Status { ledger, ..self.job.status(time) }
+            share: wait / self.began.elapsed().as_secs_f64().max(f64::EPSILON),
+        }
     }
 
     /// Has the job take an event in, and does what it decides: what it records is written before anything
@@ -297,7 +299,11 @@ impl Edge {
                 None
             }
             Effect::Export(id) => self.export(id),
-            Effect::Emit(event, fields) => {
+            Effect::Emit(event, mut fields) => {
+                if event == "finished" {
+                    let ledger = serde_json::to_value(self.ledger_status()).expect("numbers are JSON");
+                    fields.insert("ledger".into(), ledger);
+                }
                 self.emit(event, fields);
                 None
             }

@@ -126,7 +126,7 @@ impl World {
         let workers = 1 + self.rng.below(self.scenario.plan.job.workers.max.into()) as u32;
         if let Some(master) = self.leader() {
             self.branches.count(Branch::Scaled);
-            self.to_master(master, Event::Scale(0, workers));
+            self.deliver(master, Event::Scale(0, workers));
         }
     }
 
@@ -134,7 +134,7 @@ impl World {
         let now = self.rng.below(3) == 0;
         if let Some(master) = self.leader() {
             self.branches.count(Branch::Stopped);
-            self.to_master(master, Event::Stop(StopRequest { now }));
+            self.deliver(master, Event::Stop(StopRequest { now }));
         }
     }
 }

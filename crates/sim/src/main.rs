@@ -7,6 +7,7 @@ use std::time::Instant;
 use clap::Parser;
 use elasticdl_sim::run::{Summary, keep_panics_quiet, run_many, run_once};
 use elasticdl_sim::sabotage::Sabotage;
+use elasticdl_sim::scenario::Kind;
 use elasticdl_sim::trace::{Lines, Trace};
 
 #[global_allocator]
@@ -35,6 +36,9 @@ struct Args {
     /// Prints all of the first failure's trace, not its last part.
     #[arg(long)]
     trace: bool,
+    /// Draws worlds with staged steps.
+    #[arg(long)]
+    staged: bool,
     /// Threads; as many as there are cores by default.
     #[arg(long)]
     threads: Option<usize>,
@@ -43,18 +47,19 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     keep_panics_quiet();
+    let kind = if args.staged { Kind::Staged } else { Kind::Usual };
     if let Some(seed) = args.seed {
-        return run_one(seed, usize::MAX);
+        return run_one(seed, kind, usize::MAX);
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let began = Instant::now();
-    let summary = run_many(args.first, args.seeds, args.threads.unwrap_or(cores));
+    let summary = run_many(args.first, args.seeds, kind, args.threads.unwrap_or(cores));
     report(&summary, began.elapsed().as_secs_f64());
     if let Some(failure) = summary.failures.first() {
-        run_one(failure.seed, if args.trace { usize::MAX } else { LAST_LINES });
+        run_one(failure.seed, kind, if args.trace { usize::MAX } else { LAST_LINES });
         return ExitCode::from(FAILED);
     }
-    let never = summary.branches.never();
+    let never = summary.branches.never(kind);
     if summary.seeds >= SEEDS_FOR_ALL_BRANCHES && !never.is_empty() {
         eprintln!("error: never met: {}", never.join("; "));
         return ExitCode::from(FAILED);
@@ -82,9 +87,9 @@ fn report(summary: &Summary, seconds: f64) {
 }
 
 /// Runs a seed with its trace, of which the last `lines` are shown.
-fn run_one(seed: u64, lines: usize) -> ExitCode {
+fn run_one(seed: u64, kind: Kind, lines: usize) -> ExitCode {
     let text = Lines::default();
-    let outcome = run_once(seed, Sabotage::None, Trace::with_text(&text));
+    let outcome = run_once(seed, kind, Sabotage::None, Trace::with_text(&text));
     let text = text.borrow();
     let skipped = text.len().saturating_sub(lines);
     println!("seed {seed}, the last {} of {} lines:", text.len() - skipped, text.len());

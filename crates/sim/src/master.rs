@@ -184,7 +184,7 @@ impl World {
             },
         };
         let last = matches!(event, Event::AllFound(Purpose::Evaluate));
-        self.to_master(master, event);
+        self.deliver(master, event);
         if !last {
             let soon = Duration::from_micros(100 + self.rng.below(3000));
             self.queue.plan(self.now + soon, Action::Found { master, number: number + 1 });
@@ -194,7 +194,7 @@ impl World {
     /// Time passes for a master.
     pub(crate) fn master_tick(&mut self, master: usize) {
         self.queue.plan(self.now + self.scenario.tick, Action::Tick { master });
-        self.to_master(master, Event::Tick);
+        self.deliver(master, Event::Tick);
     }
 
     /// A question has come.
@@ -221,19 +221,19 @@ impl World {
             done.incarnations =
                 topology.map(|t| t.places.iter().map(|p| p.incarnation).collect()).unwrap_or_default();
         }
-        self.to_master(master, event);
+        self.deliver(master, event);
     }
 
     /// A process that a master watches is gone.
     pub(crate) fn exit_seen(&mut self, master: usize, exit: Exit) {
         let watched = self.masters[master].as_mut().is_some_and(|m| m.watching.remove(&exit.pid));
         if watched {
-            self.to_master(master, Event::Exited(exit));
+            self.deliver(master, Event::Exited(exit));
         }
     }
 
     /// Something happens to a master.
-    pub(crate) fn to_master(&mut self, master: usize, event: Event) {
+    pub(crate) fn deliver(&mut self, master: usize, event: Event) {
         if let Some(m) = self.masters[master].as_mut().filter(|m| m.alive) {
             m.inbox.push_back(event);
             // One that is stopped finds it when it goes on.
@@ -462,7 +462,7 @@ impl World {
             self.branches.count(Branch::ManifestFailed);
             Err("the disk takes nothing now".to_string())
         };
-        self.to_master(master, Event::Committed(id, outcome));
+        self.deliver(master, Event::Committed(id, outcome));
     }
 
     /// The job is over, as this master sees it.

@@ -32,7 +32,7 @@ impl<T> Queue<T> {
     }
 
     /// The next thing, and when it happens.
-    pub fn next(&mut self) -> Option<(Duration, T)> {
+    pub fn pop(&mut self) -> Option<(Duration, T)> {
         self.heap.pop().map(|entry| (entry.at, entry.what))
     }
 
@@ -73,7 +73,7 @@ mod tests {
         for (at, what) in [(5, "c"), (1, "a"), (5, "d"), (2, "b")] {
             queue.plan(Duration::from_secs(at), what);
         }
-        let order: Vec<&str> = std::iter::from_fn(|| queue.next().map(|(_, what)| what)).collect();
+        let order: Vec<&str> = std::iter::from_fn(|| queue.pop().map(|(_, what)| what)).collect();
         assert_eq!(order, ["a", "b", "c", "d"]);
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::branches::Branches;
 use crate::checkers::Violation;
 use crate::sabotage::Sabotage;
+use crate::scenario::Kind;
 use crate::trace::Trace;
 use crate::world::{Outcome, World};
 
@@ -53,9 +54,9 @@ pub fn keep_panics_quiet() {
 }
 
 /// Runs a seed once.
-pub fn run_once(seed: u64, sabotage: Sabotage, trace: Trace) -> Outcome {
+pub fn run_once(seed: u64, kind: Kind, sabotage: Sabotage, trace: Trace) -> Outcome {
     IN_A_WORLD.set(true);
-    let outcome = catch_unwind(AssertUnwindSafe(|| World::new(seed, sabotage, trace).run()));
+    let outcome = catch_unwind(AssertUnwindSafe(|| World::new(seed, kind, sabotage, trace).run()));
     IN_A_WORLD.set(false);
     outcome.unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().cloned();
@@ -74,10 +75,9 @@ pub fn run_once(seed: u64, sabotage: Sabotage, trace: Trace) -> Outcome {
 }
 
 /// Runs a seed twice; the two must agree.
-pub fn run_twice(seed: u64, sabotage: Sabotage) -> Outcome {
-    let first = run_once(seed, sabotage, Trace::default());
-    let second = run_once(seed, sabotage, Trace::default());
-    let mut outcome = first;
+pub fn run_twice(seed: u64, kind: Kind, sabotage: Sabotage) -> Outcome {
+    let mut outcome = run_once(seed, kind, sabotage, Trace::default());
+    let second = run_once(seed, kind, sabotage, Trace::default());
     if (outcome.hash, outcome.steps) != (second.hash, second.steps) {
         let what = format!("two runs of one seed differ: {:016x} and {:016x}", outcome.hash, second.hash);
         outcome.violations.push(Violation { checker: "replay", at: Duration::ZERO, what });
@@ -86,7 +86,7 @@ pub fn run_twice(seed: u64, sabotage: Sabotage) -> Outcome {
 }
 
 /// Runs seeds from `first` on, on so many threads. Stops early once some have failed.
-pub fn run_many(first: u64, seeds: u64, threads: usize) -> Summary {
+pub fn run_many(first: u64, seeds: u64, kind: Kind, threads: usize) -> Summary {
     let next = AtomicU64::new(0);
     let summary = Mutex::new(Summary::default());
     let work = || {
@@ -96,7 +96,7 @@ pub fn run_many(first: u64, seeds: u64, threads: usize) -> Summary {
                 return;
             }
             let seed = first.wrapping_add(n);
-            let outcome = run_twice(seed, Sabotage::None);
+            let outcome = run_twice(seed, kind, Sabotage::None);
             let mut summary = summary.lock().expect("no thread panics while it adds up");
             summary.add(seed, outcome);
             if summary.failures.len() >= 20 {

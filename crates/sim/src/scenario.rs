@@ -46,6 +46,16 @@ pub struct Scenario {
     pub limit: Duration,
 }
 
+/// Which worlds are drawn.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// Many workers, each batch pushed as soon as it is computed.
+    #[default]
+    Usual,
+    /// One worker whose steps are staged, so that the outcome depends on nothing that dies.
+    Staged,
+}
+
 /// How messages travel until the faults stop.
 #[derive(Debug, Clone, Copy)]
 pub struct Net {
@@ -135,10 +145,10 @@ fn shape() -> ModelShape {
 
 impl Scenario {
     /// The world of a seed.
-    pub fn draw(seed: u64) -> Self {
+    pub fn draw(seed: u64, kind: Kind) -> Self {
         let mut rng = Rng::new(elasticdl_spec::mix::mix2(seed, 0x51a1));
         let mut job = base_job();
-        let deterministic = rng.below(8) == 0;
+        let deterministic = kind == Kind::Staged;
         let workers = if deterministic { 1 } else { draw_workers(&mut rng) };
         job.train.staleness = deterministic.then_some(0);
         job.workers.count = workers;

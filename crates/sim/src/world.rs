@@ -18,7 +18,7 @@ use crate::net::{Pid, Question, Request};
 use crate::processes::{Body, Process, Timer};
 use crate::queue::Queue;
 use crate::sabotage::Sabotage;
-use crate::scenario::{Fault, Scenario};
+use crate::scenario::{Fault, Kind, Scenario};
 use crate::trace::Trace;
 
 /// More than this never happens in a world that gets somewhere.
@@ -173,8 +173,8 @@ pub struct Outcome {
 
 impl World {
     /// The world of a seed.
-    pub fn new(seed: u64, sabotage: Sabotage, trace: Trace) -> Self {
-        let scenario = Scenario::draw(seed);
+    pub fn new(seed: u64, kind: Kind, sabotage: Sabotage, trace: Trace) -> Self {
+        let scenario = Scenario::draw(seed, kind);
         World {
             now: Duration::ZERO,
             queue: Queue::default(),
@@ -207,7 +207,7 @@ impl World {
         self.start_master();
         let mut steps = 0;
         while !self.over && self.checkers.goes_on() {
-            let Some((at, action)) = self.queue.next() else { break };
+            let Some((at, action)) = self.queue.pop() else { break };
             steps += 1;
             if at > self.scenario.limit || steps > STEPS_MAX {
                 break;
@@ -235,7 +235,10 @@ impl World {
         match action {
             Action::StartMaster => {
                 self.starting = false;
-                self.start_master();
+                // A second one beside one that runs is a fault, and those are over by then.
+                if !self.healed || self.leader().is_none() {
+                    self.start_master();
+                }
             }
             Action::Question { master, pid, try_number, question } => {
                 self.asked(master, pid, try_number, *question);

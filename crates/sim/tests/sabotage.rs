@@ -2,6 +2,7 @@
 
 use elasticdl_sim::run::{keep_panics_quiet, run_once};
 use elasticdl_sim::sabotage::Sabotage;
+use elasticdl_sim::scenario::Kind;
 use elasticdl_sim::trace::Trace;
 
 #[global_allocator]
@@ -15,7 +16,7 @@ fn noticed(sabotage: Sabotage, checker: &str, words: &str) {
     keep_panics_quiet();
     let mut said = Vec::new();
     for seed in 1..=SEEDS {
-        let outcome = run_once(seed, sabotage, Trace::default());
+        let outcome = run_once(seed, Kind::Usual, sabotage, Trace::default());
         said.extend(
             outcome.violations.into_iter().map(|v| format!("seed {seed}: {}: {}", v.checker, v.what)),
         );
@@ -66,6 +67,6 @@ fn a_job_that_never_ends_is_noticed() {
 
 #[test]
 fn without_sabotage_nobody_says_anything() {
-    let outcome = run_once(7, Sabotage::None, Trace::default());
+    let outcome = run_once(7, Kind::Usual, Sabotage::None, Trace::default());
     assert_eq!(outcome.violations, []);
 }

@@ -4,6 +4,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use elasticdl_sim::run::{Summary, keep_panics_quiet, run_many};
+use elasticdl_sim::scenario::Kind;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -30,7 +31,7 @@ fn cores() -> usize {
 fn seeds_that_once_found_something_pass() {
     keep_panics_quiet();
     for seed in [1, 2, 11, 24, 25, 31, 33, 70, 95, 98] {
-        check(&run_many(seed, 1, 1));
+        check(&run_many(seed, 1, Kind::Usual, 1));
     }
 }
 
@@ -39,7 +40,7 @@ fn fresh_seeds_pass() {
     keep_panics_quiet();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is set");
     let first = now.as_nanos() as u64;
-    let summary = run_many(first, 30, cores());
+    let summary = run_many(first, 30, Kind::Usual, cores());
     check(&summary);
     assert_eq!(summary.seeds, 30);
 }

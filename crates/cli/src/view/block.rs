@@ -69,6 +69,7 @@ impl Block {
         lines.extend(status.workers.iter().take(workers_shown).map(|w| process("worker", w, rates.of(w.id))));
         lines.push(vec![dim(servers_head(status, servers_shown))]);
         lines.extend(status.servers.iter().take(servers_shown).map(|s| process("ps", s, None)));
+        lines.extend(ledger(status).map(|text| vec![dim(text)]));
         lines.truncate(self.height.max(1));
         lines.into_iter().map(|line| self.paint(line)).collect()
     }
@@ -131,6 +132,16 @@ fn head(status: &Status) -> Vec<Span> {
         (ContentStyle::new().with(colour), phase_text(status.phase).into()),
         plain(rest),
     ]
+}
+
+/// What the master's memory costs.
+fn ledger(status: &Status) -> Option<String> {
+    let ledger = &status.ledger;
+    let share = ledger.share * 100.0;
+    let entries = print::count(ledger.entries);
+    (ledger.entries > 0).then(|| {
+        format!("ledger: term {}, {entries} entries, {share:.2} % of the time waited for it", status.term)
+    })
 }
 
 /// A phase as it is written in JSON.
@@ -281,6 +292,17 @@ pub(super) mod tests {
     #[test]
     fn a_block_shows_progress_quality_workers_and_servers() {
         insta::assert_snapshot!(drawn(100, 24, false));
+    }
+
+    #[test]
+    fn what_the_ledger_costs_is_shown() {
+        let mut status = training();
+        status.term = 2;
+        status.ledger = LedgerStatus { entries: 1234, bytes: 9, wait_seconds: 0.5, share: 0.0021 };
+        assert_eq!(
+            ledger(&status).unwrap(),
+            "ledger: term 2, 1,234 entries, 0.21 % of the time waited for it"
+        );
     }
 
     #[test]

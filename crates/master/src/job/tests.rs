@@ -541,6 +541,25 @@ fn a_batch_that_fails_again_and_again_is_set_aside_and_the_rest_is_trained() {
 }
 
 #[test]
+fn a_task_is_not_at_fault_for_the_deaths_of_those_who_held_it() {
+    let mut world = World::training(&[("limits.restarts", "99")], 1);
+    let first = world.lease(0).unwrap();
+    let mut worker = 0;
+    for _ in 0..20 {
+        world.kill(Role::Worker, worker);
+        world.tick(60_000);
+        worker = *world.job.fleet.workers().keys().next_back().unwrap();
+        let again = world.lease(worker).expect("it is never dropped");
+        assert_eq!((again.task.as_str(), again.quarantined.len()), (first.task.as_str(), 0));
+    }
+    assert_eq!(world.job.status(world.now).quarantined, []);
+    let last = world.book.leased.values().next().unwrap().0;
+    let held = Leased { task: first.task, term: last.term, lease: last.n, ..Leased::default() };
+    assert!(world.train(worker, &held));
+    assert_eq!(world.job.status(world.now).records, 10);
+}
+
+#[test]
 fn a_checkpoint_cut_before_a_roll_back_is_never_committed() {
     let mut world = World::training(&[("checkpoint.every", "10s")], 4);
     world.tick(10_000);
