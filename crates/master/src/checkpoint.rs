@@ -69,6 +69,8 @@ pub struct Written {
 pub struct Coordinator {
     every: Option<Duration>,
     last: Duration,
+    /// How old the last one was at that time already.
+    age: Duration,
     next: u64,
     writing: Option<Writing>,
 }
@@ -86,14 +88,16 @@ struct Writing {
 }
 
 impl Coordinator {
-    /// A coordinator that gives out numbers from `next` on.
-    pub fn new(every: Option<Duration>, next: u64) -> Self {
-        Coordinator { every, last: Duration::ZERO, next, writing: None }
+    /// A coordinator that gives out numbers from `next` on; the last checkpoint, or the job's begin, is as old
+    /// as `age`.
+    pub fn new(every: Option<Duration>, next: u64, age: Duration) -> Self {
+        Coordinator { every, age, last: Duration::ZERO, next, writing: None }
     }
 
     /// Whether one is due by the clock.
     pub fn is_due(&self, now: Duration) -> bool {
-        self.writing.is_none() && self.every.is_some_and(|every| now.saturating_sub(self.last) >= every)
+        let since = now.saturating_sub(self.last).saturating_add(self.age);
+        self.writing.is_none() && self.every.is_some_and(|every| since >= every)
     }
 
     /// The one being written.
@@ -153,6 +157,7 @@ impl Coordinator {
         if ours {
             self.writing = None;
             self.last = now;
+            self.age = Duration::ZERO;
         }
         ours
     }
@@ -181,7 +186,7 @@ mod tests {
 
     #[test]
     fn it_is_complete_only_when_every_server_has_written() {
-        let mut c = Coordinator::new(Some(at(60)), 4);
+        let mut c = Coordinator::new(Some(at(60)), 4, at(0));
         assert!(!c.is_due(at(59)) && c.is_due(at(60)));
         let id = c.begin(at(60), [0, 1].into());
         assert_eq!(id, 4);
@@ -206,8 +211,15 @@ mod tests {
     }
 
     #[test]
+    fn a_new_master_does_not_put_off_what_is_due() {
+        let c = Coordinator::new(Some(at(60)), 1, at(50));
+        assert!(!c.is_due(at(9)) && c.is_due(at(10)));
+        assert!(Coordinator::new(Some(at(60)), 1, Duration::MAX).is_due(at(0)));
+    }
+
+    #[test]
     fn reports_for_an_abandoned_one_are_not_believed() {
-        let mut c = Coordinator::new(None, 1);
+        let mut c = Coordinator::new(None, 1, at(0));
         let id = c.begin(at(0), [0].into());
         assert_eq!(c.abandon(), Some(id));
         assert_eq!(c.abandon(), None);

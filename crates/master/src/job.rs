@@ -233,6 +233,8 @@ pub struct Start {
     pub committed: Option<Manifest>,
     /// The number of the next checkpoint.
     pub checkpoint_next: u64,
+    /// How old the committed checkpoint is, or the job where there is none.
+    pub checkpoint_age: Duration,
     /// What the data allows at best.
     pub best: Option<Best>,
     /// Whether the model is exported at the end.
@@ -267,7 +269,11 @@ impl Job {
             tasks,
             evaluation: Evaluation::new(job.evaluate.every),
             fleet: Fleet::new(job.servers.count, workers, job.limits.restarts),
-            checkpoints: Coordinator::new(job.checkpoint.every, start.checkpoint_next.max(book.cut + 1)),
+            checkpoints: Coordinator::new(
+                job.checkpoint.every,
+                start.checkpoint_next.max(book.cut + 1),
+                start.checkpoint_age,
+            ),
             committed,
             places: (0..job.servers.partitions).map(place).collect(),
             known: BTreeMap::new(),

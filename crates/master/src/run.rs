@@ -107,6 +107,11 @@ fn prepare(config: &mut Config, checkpoint_dir: &Path) -> Result<(Ledger, Start)
         plan: config.plan.clone(),
         checkpoint_dir: shown,
         checkpoint_next: store::next_id(checkpoint_dir)?,
+        checkpoint_age: match (book.is_empty(), book.committed) {
+            (true, _) => Duration::ZERO,
+            (false, Some(id)) => store::age(checkpoint_dir, id),
+            (false, None) => Duration::MAX,
+        },
         term,
         book,
         committed,

@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use elasticdl_spec::Plan;
 
@@ -30,6 +31,13 @@ pub fn newest(dir: &Path) -> Result<Option<Manifest>> {
 /// The checkpoint with this number.
 pub fn load(dir: &Path, id: u64) -> Result<Manifest> {
     read(Path::new(&checkpoint_path(&dir.display().to_string(), id)))
+}
+
+/// How long ago a checkpoint was written; where that cannot be told, too long.
+pub fn age(dir: &Path, id: u64) -> Duration {
+    let manifest = Path::new(&checkpoint_path(&dir.display().to_string(), id)).join(MANIFEST);
+    let written = fs::metadata(manifest).and_then(|file| file.modified());
+    written.ok().and_then(|time| time.elapsed().ok()).unwrap_or(Duration::MAX)
 }
 
 fn read(path: &Path) -> Result<Manifest> {

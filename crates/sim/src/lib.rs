@@ -7,7 +7,8 @@
 //! - [`scenario`]: what a seed stands for. [`faults`]: what goes wrong, and how it stops.
 //! - [`world`]: the loop. [`queue`]: what happens next. [`trace`]: what happened.
 //! - [`net`], [`disk`], [`processes`]: what the edges touch.
-//! - [`master`], [`server`], [`worker`]: the edges themselves, as in the crates of these names.
+//! - [`master`], [`server`], [`worker`]: the edges themselves, as in the crates of these names; `pipeline`: a
+//!   worker's tasks.
 //! - [`checkers`]: what must hold. [`sabotage`]: how they are made to fail.
 //! - [`branches`]: what was met. [`run`]: many seeds, each twice.
 
@@ -17,6 +18,7 @@ pub mod disk;
 pub mod faults;
 pub mod master;
 pub mod net;
+mod pipeline;
 pub mod processes;
 pub mod queue;
 pub mod run;

@@ -125,6 +125,7 @@ impl World {
             book: book.clone(),
             committed,
             checkpoint_next: self.disk.next_checkpoint(),
+            checkpoint_age: Duration::ZERO,
             best: None,
             exports: false,
             term,

@@ -21,16 +21,17 @@ fn cores() -> usize {
 
 /// Goal: what these seeds once found stays mended.
 ///
-/// | seed | found |
+/// | seeds | found |
 /// | --- | --- |
-/// | 1, 2 | a ledger with a committed checkpoint could not be read again |
-/// | 11, 25, 31, 98 | a task that was opened again before its shard was found waited twice |
-/// | 33, 70, 95 | an order to write a checkpoint that was lost was never given again |
-/// | 24 | a master that was succeeded went on to commit checkpoints |
+/// | 13, 14, 19, 22, 66 | a task that was opened again before its shard was found waited twice |
+/// | 15, 17, 21, 53, 56 | an order to write a checkpoint that was lost was never given again |
+///
+/// A change of what seeds stand for makes other worlds of them. What they found has tests of its own beside
+/// the code that was mended.
 #[test]
 fn seeds_that_once_found_something_pass() {
     keep_panics_quiet();
-    for seed in [1, 2, 11, 24, 25, 31, 33, 70, 95, 98] {
+    for seed in [13, 14, 15, 17, 19, 21, 22, 53, 56, 66] {
         check(&run_many(seed, 1, Kind::Usual, 1));
     }
 }

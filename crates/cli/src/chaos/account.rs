@@ -136,7 +136,10 @@ impl<'a> Story<'a> {
     /// did not find it any more.
     fn noticed(&mut self, hit: &Hit, event: &str) -> Option<&'a Event> {
         let pid = Some(hit.victim.pid.into());
-        let exited = self.take_from(hit.unix_ms, |e| e.event == event && number(e, "pid") == pid);
+        // What ends after a pause is over ends for another reason.
+        let until = hit.until_ms.filter(|_| hit.deed == Deed::Pause).unwrap_or(u64::MAX);
+        let ours = |e: &Event| e.event == event && number(e, "pid") == pid && e.unix_ms <= until;
+        let exited = self.take_from(hit.unix_ms, ours);
         if exited.is_some() || hit.deed == Deed::Pause {
             return exited;
         }
@@ -351,6 +354,14 @@ mod tests {
         let noticed = Account { detect: Some(3.0), regroup: Some(0.2), ..Account::default() };
         let nothing = Account::default();
         assert_eq!(account(&hits, &events), [noticed, nothing, nothing, nothing]);
+    }
+
+    #[test]
+    fn what_is_killed_after_its_pause_dies_of_the_kill() {
+        let events = events(json!([[7010, "server_exited", { "server": 1, "pid": 101 }]]));
+        let hits = [hit(1000, Deed::Pause, Target::Server, 1), hit(7000, Deed::Kill, Target::Server, 1)];
+        let accounts = account(&hits, &events);
+        assert_eq!((accounts[0].detect, accounts[1].detect), (None, Some(0.01)));
     }
 
     #[test]

@@ -52,6 +52,7 @@ impl World {
             plan,
             checkpoint_dir: "ckpt".into(),
             checkpoint_next: committed.as_ref().map_or(1, |m| m.id + 1),
+            checkpoint_age: Duration::ZERO,
             term: book.term + 1,
             book: book.clone(),
             committed,
@@ -737,7 +738,7 @@ fn a_beat_is_held_until_there_is_something_to_do() {
 fn a_server_is_told_to_write_a_checkpoint_until_it_has() {
     let mut world = World::training(&[("checkpoint.every", "10s")], 4);
     let caller = world.caller(Role::Server, 0);
-    let mut told = |world: &mut World| {
+    let told = |world: &mut World| {
         let ticket = world.ticket();
         world.step(Event::Beat(ticket, caller, Value::Null));
         world.tick(1000);
