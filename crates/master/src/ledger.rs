@@ -6,7 +6,7 @@
 pub mod file;
 pub mod log;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use elasticdl_spec::mix::{hash_text, mix2};
 use elasticdl_spec::{LeaseId, Plan, Shard, TaskId, WorkerId};
@@ -47,11 +47,17 @@ pub enum Entry {
         lease: LeaseId,
         /// Who gets it.
         worker: WorkerId,
+        /// Whether it waits for the disk: in the deterministic mode a lease that was forgotten could hide a step
+        /// that some partitions have and others have not.
+        lasting: bool,
     },
     /// A lease ended before its task was done.
     Freed {
         /// The task.
         task: TaskId,
+        /// Whether the worker gave it back itself, between two batches. Else it may have been in the middle of
+        /// a step.
+        between_batches: bool,
     },
     /// Every batch of a task was acknowledged by every partition.
     Done {
@@ -125,6 +131,7 @@ impl Entry {
         matches!(
             self,
             Entry::Begun { .. }
+                | Entry::Leased { lasting: true, .. }
                 | Entry::Reborn { .. }
                 | Entry::Cut { .. }
                 | Entry::Committed { .. }
@@ -265,6 +272,8 @@ pub struct Book {
     pub recent: BTreeMap<TaskId, Finished>,
     /// Tasks that are leased.
     pub leased: BTreeMap<TaskId, (LeaseId, WorkerId)>,
+    /// Tasks whose lease ended in the middle of a step, perhaps, and that are not done since.
+    pub interrupted: BTreeSet<TaskId>,
     /// The last committed checkpoint.
     pub committed: Option<u64>,
     /// The number of the last checkpoint that was begun.
@@ -299,10 +308,16 @@ impl Book {
             }
             Entry::Shard { number, note } => drop(self.shards.insert(*number, *note)),
             Entry::Indexed => self.indexed = true,
-            Entry::Leased { task, lease, worker } => drop(self.leased.insert(*task, (*lease, *worker))),
-            Entry::Freed { task } => drop(self.leased.remove(task)),
+            Entry::Leased { task, lease, worker, .. } => drop(self.leased.insert(*task, (*lease, *worker))),
+            Entry::Freed { task, between_batches } => {
+                self.leased.remove(task);
+                if !between_batches {
+                    self.interrupted.insert(*task);
+                }
+            }
             Entry::Done { task, finished } => {
                 self.leased.remove(task);
+                self.interrupted.remove(task);
                 self.recent.insert(*task, *finished);
                 // A compressed file tells how many records it has when it has been read.
                 if let Some(note) = self.shards.get_mut(&task.shard) {
@@ -314,6 +329,7 @@ impl Book {
                 if let Some(floor) = floor {
                     self.floor = Some(*floor);
                     self.leased.clear();
+                    self.interrupted.clear();
                 }
                 let again = std::mem::take(&mut self.recent);
                 self.replayed += again.values().map(|finished| finished.records).sum::<u64>();
@@ -399,8 +415,8 @@ mod tests {
             Entry::Begun { term: 3, terms_of_job: TermsOfJob::default() },
             Entry::Shard { number: 1, note: ShardNote { records: None, fingerprint: 9 } },
             Entry::Indexed,
-            Entry::Leased { task, lease, worker: WorkerId(7) },
-            Entry::Freed { task },
+            Entry::Leased { task, lease, worker: WorkerId(7), lasting: true },
+            Entry::Freed { task, between_batches: true },
             Entry::Done { task, finished: done(10) },
             Entry::Reborn { partitions: vec![(0, 2)], floor: None },
             Entry::Cut { checkpoint: 8 },
@@ -438,11 +454,12 @@ mod tests {
         let lease = LeaseId { term: 1, n: 7 };
         for shard in 0..3 {
             let task = TaskId::train(0, shard);
-            book.apply(&Entry::Leased { task, lease, worker: WorkerId(3) });
+            book.apply(&Entry::Leased { task, lease, worker: WorkerId(3), lasting: false });
         }
-        book.apply(&Entry::Freed { task: TaskId::train(0, 0) });
+        book.apply(&Entry::Freed { task: TaskId::train(0, 0), between_batches: false });
         book.apply(&Entry::Done { task: TaskId::train(0, 1), finished: done(1) });
         assert_eq!(book.leased, [(TaskId::train(0, 2), (lease, WorkerId(3)))].into());
+        assert_eq!(book.interrupted, [TaskId::train(0, 0)].into());
     }
 
     #[test]

@@ -30,6 +30,9 @@ pub struct Tasks {
     /// order; they go first.
     again: BTreeSet<(u32, u64, u32)>,
     leased: BTreeMap<TaskId, Lease>,
+    /// Not done, and their last lease ended in the middle of a step, perhaps: some partitions may have it and
+    /// others not.
+    interrupted: BTreeSet<TaskId>,
     /// Done, and held to their end by every file of the committed checkpoint.
     covered: Done,
     /// Done since.
@@ -136,6 +139,7 @@ impl Tasks {
             todo: BTreeSet::new(),
             again: BTreeSet::new(),
             leased: BTreeMap::new(),
+            interrupted: BTreeSet::new(),
             covered: Done::default(),
             recent: BTreeMap::new(),
             partial: BTreeMap::new(),
@@ -224,6 +228,7 @@ impl Tasks {
             return None;
         }
         self.leased.remove(&task);
+        self.interrupted.remove(&task);
         self.partial.remove(&task);
         let finished = Finished { records, bad_records: self.bad.remove(&task).unwrap_or(0), batches };
         self.recent.insert(task, finished);
@@ -281,6 +286,7 @@ impl Tasks {
     /// leased or not.
     pub fn roll_back(&mut self) -> BTreeMap<TaskId, Finished> {
         self.end_leases(|_| true);
+        self.interrupted.clear();
         self.partial.clear();
         self.bad.clear();
         self.reopen()
@@ -293,8 +299,10 @@ impl Tasks {
         self.recent = book.recent.clone();
         let lease = |(id, worker): &(LeaseId, WorkerId)| Lease { id: *id, worker: *worker, renewed: now };
         self.leased = book.leased.iter().map(|(task, held)| (*task, lease(held))).collect();
+        self.interrupted = book.interrupted.clone();
         // The epochs up to the newest with anything done or begun had been begun.
-        let open = self.recent.keys().chain(self.leased.keys()).map(|task| task.epoch);
+        let open =
+            self.recent.keys().chain(self.leased.keys()).chain(&self.interrupted).map(|task| task.epoch);
         self.epoch = open.chain(self.covered.epochs.keys().copied()).max().unwrap_or(0);
     }
 
@@ -337,9 +345,16 @@ impl Tasks {
         self.recent.contains_key(&task) || self.covered.contains(task)
     }
 
-    /// Whether any task is with a worker.
-    pub fn any_leased(&self) -> bool {
-        !self.leased.is_empty()
+    /// Whether all partitions have just the same batches: nobody is at a task, and nobody was in the middle of
+    /// one when its lease ended.
+    pub fn is_between_steps(&self) -> bool {
+        self.leased.is_empty() && self.interrupted.is_empty()
+    }
+
+    /// Whether the task that is leased next was perhaps left in the middle of a step.
+    pub fn next_is_interrupted(&self) -> bool {
+        let next = self.again.first().map(|(epoch, _, shard)| TaskId::train(*epoch, *shard));
+        next.is_some_and(|task| self.interrupted.contains(&task))
     }
 
     /// The task and lease that a worker holds, the oldest first.
@@ -395,7 +410,7 @@ impl Tasks {
         if waits || self.is_done(task) || self.leased.contains_key(&task) {
             return;
         }
-        if task.epoch == self.epoch {
+        if task.epoch == self.epoch && !self.interrupted.contains(&task) {
             self.todo.insert((self.key(task), task.shard));
         } else {
             self.make_wait_again(task);
@@ -428,6 +443,7 @@ impl Tasks {
         let ended: Vec<TaskId> = self.leased.iter().filter(|(_, l)| ends(l)).map(|(t, _)| *t).collect();
         for task in &ended {
             self.leased.remove(task);
+            self.interrupted.insert(*task);
             self.make_wait_again(*task);
         }
         ended

@@ -78,7 +78,6 @@ branches! {
     Quarantined: "worker: a batch that fails again and again is set aside",
     Staged: "staged: a batch is kept by a partition",
     StepCommitted: "staged: a batch that was kept is applied",
-    NotStaged: "staged: a batch is to be applied and was not kept",
     HalfCommitted: "staged: a step that is committed somewhere is committed everywhere",
     RolledBack: "staged: all partitions go back to the checkpoint",
     Replayed: "replay: tasks that were done are opened again",

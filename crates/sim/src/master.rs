@@ -309,7 +309,7 @@ impl World {
         let branch = match (effect, cause) {
             (Effect::Record(Entry::Freed { .. }), Cause::Ask) => Branch::LeaseLostOnItsWay,
             (Effect::Record(Entry::Freed { .. }), Cause::Exit) => Branch::LeaseOfGone,
-            (Effect::Record(Entry::Freed { task }), Cause::Done(done)) if *task == done => {
+            (Effect::Record(Entry::Freed { task, .. }), Cause::Done(done)) if *task == done => {
                 Branch::DoneRefused
             }
             (Effect::Record(Entry::Leased { .. }), _) => Branch::LeaseGiven,

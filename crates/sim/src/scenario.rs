@@ -176,6 +176,9 @@ impl Scenario {
         job.limits.orphan = seconds(&mut rng, 8.0, 20.0);
         job.limits.restarts = 1000;
         let heal = seconds(&mut rng, 4.0, 14.0);
+        // A job that was scaled down to one worker on a slow network needs some seconds for a task.
+        let tasks = job.train.epochs * shards.len() as u32;
+        let limit = heal + Duration::from_secs(240) + tasks * Duration::from_secs(10);
         let faults = draw_faults(&mut rng, heal);
         let plan = Plan { job, shape: shape() };
         Scenario {
@@ -192,7 +195,7 @@ impl Scenario {
             disk: draw_disk(&mut rng),
             faults,
             heal,
-            limit: heal + Duration::from_secs(240),
+            limit,
         }
     }
 

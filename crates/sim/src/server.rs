@@ -10,7 +10,7 @@ use elasticdl_ps::checkpoint::{self, Snapshot, Sum};
 use elasticdl_ps::closed::Closed;
 use elasticdl_ps::marks::MARK_CLOSED;
 use elasticdl_ps::partition::{Push, RowGradients};
-use elasticdl_spec::{PartitionId, TaskId};
+use elasticdl_spec::{LeaseId, PartitionId, TaskId};
 use elasticdl_wire::control::{
     Assignment, BeatReply, CheckpointWrittenRequest, File, JoinReply, Mark, ReadyRequest, WriteCheckpoint,
     beat_reply::What,
@@ -94,7 +94,10 @@ impl World {
                 continue;
             }
             match self.open_partition(id, a, restore_from) {
-                Ok(partition) => {
+                Ok(mut partition) => {
+                    if let Some(floor) = a.floor {
+                        partition.refuse_leases_below(LeaseId { term: floor.term, n: floor.n });
+                    }
                     self.checkers.leases.opened(pid, &partition);
                     server.partitions.insert(id, partition);
                 }
@@ -318,10 +321,8 @@ impl World {
             Asked::Commit(commit) => {
                 let answer =
                     partition.commit(*commit, incarnation).expect("only training tasks are committed");
-                match answer.status {
-                    Status::Ok => self.branches.count(Branch::StepCommitted),
-                    Status::NotStaged => self.branches.count(Branch::NotStaged),
-                    _ => {}
+                if answer.status == Status::Ok {
+                    self.branches.count(Branch::StepCommitted);
                 }
                 let Commit { task, batch, lease } = *commit;
                 self.note_push("commit", pid, &PushHeader { task, batch, lease, records: 0 }, &answer)

@@ -117,10 +117,6 @@ impl Job {
         // Written before anything is restored or leased again: no life of a partition comes twice.
         let floor = self.floor.filter(|_| all);
         effects.push(Effect::Record(Entry::Reborn { partitions: reborn, floor }));
-        if all {
-            let freed = self.tasks.keep_workers(&[]);
-            self.record_freed(freed, effects);
-        }
         let again = if all { self.tasks.roll_back() } else { self.tasks.reopen() };
         let records = again.values().map(|finished| finished.records).sum::<u64>();
         self.replayed += records;
@@ -167,8 +163,9 @@ impl Job {
         }
     }
 
-    /// Leases that ended early.
+    /// Leases that ended early, and not by their holders' own will.
     pub(super) fn record_freed(&mut self, tasks: Vec<TaskId>, effects: &mut Vec<Effect>) {
-        effects.extend(tasks.into_iter().map(|task| Effect::Record(Entry::Freed { task })));
+        let freed = |task| Effect::Record(Entry::Freed { task, between_batches: false });
+        effects.extend(tasks.into_iter().map(freed));
     }
 }

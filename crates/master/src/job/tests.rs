@@ -427,6 +427,29 @@ fn in_the_deterministic_mode_a_dead_server_takes_all_partitions_back() {
 }
 
 #[test]
+fn in_the_deterministic_mode_no_checkpoint_is_cut_in_the_middle_of_a_step() {
+    let extra =
+        [("checkpoint.every", "10s"), ("workers.count", "1"), ("workers.max", "1"), ("train.staleness", "0")];
+    let mut world = World::training(&extra, 3);
+    let held = world.lease(0).unwrap();
+    world.kill(Role::Worker, 0);
+    let mut world = world.master_dies();
+    world.tick(10_000);
+    assert!(world.job.checkpoints.writing().is_none(), "one is due, but who died may have been in a step");
+    let again = world.lease(1).expect("what was interrupted is finished first");
+    assert_eq!(again.task, held.task);
+    assert!(world.lease(1).is_none(), "and then no other begins");
+    assert!(world.train(1, &again));
+    assert!(world.job.checkpoints.writing().is_some());
+    world.write_checkpoints();
+    let held = world.lease(1).unwrap();
+    world.kill(Role::Worker, 1);
+    world.step(Event::Stop(StopRequest { now: false }));
+    assert_eq!(world.ended, Some(Phase::Stopped), "and none is written on a stop either");
+    assert!(world.commits.iter().all(|m| m.done.records == 10), "{held:?}");
+}
+
+#[test]
 fn the_next_master_goes_on_where_the_last_one_was_killed() {
     let mut world = World::training(&[("checkpoint.every", "10s")], 5);
     world.train_one(0);

@@ -69,7 +69,8 @@ impl Job {
             return None;
         }
         let (task, again) = self.tasks.lease(now, id, worker)?;
-        effects.push(Effect::Record(Entry::Leased { task, lease: id, worker }));
+        let lasting = self.plan.job.is_deterministic();
+        effects.push(Effect::Record(Entry::Leased { task, lease: id, worker, lasting }));
         if !std::mem::replace(&mut self.has_leased, true) {
             effects.push(Effect::Emit("leasing", fields([("term", json!(self.term))])));
         }
@@ -79,11 +80,12 @@ impl Job {
     }
 
     /// Whether no task may begin now. Where the outcome must not depend on time, tasks begin when all are
-    /// known, so that they come in one order, and a checkpoint is cut while none is under way, so that all
-    /// partitions are cut at one step.
+    /// known, so that they come in one order, and a checkpoint is cut while none is under way and none was
+    /// left in the middle of a step, so that all partitions are cut at one step.
     fn must_wait(&self, now: Duration) -> bool {
-        let cut_due = self.checkpoints.writing().is_some() || self.checkpoints.is_due(now);
-        self.plan.job.is_deterministic() && (cut_due || !self.tasks.is_indexed())
+        let writing = self.checkpoints.writing().is_some();
+        let due = self.checkpoints.is_due(now) && !self.tasks.next_is_interrupted();
+        self.plan.job.is_deterministic() && (writing || due || !self.tasks.is_indexed())
     }
 
     pub(super) fn report(
@@ -165,7 +167,7 @@ impl Job {
     fn free(&mut self, task: TaskId, id: LeaseId, effects: &mut Vec<Effect>) -> Held {
         let held = self.tasks.give_back(task, id);
         if held == Held::Yes {
-            self.record_freed(vec![task], effects);
+            effects.push(Effect::Record(Entry::Freed { task, between_batches: true }));
         }
         held
     }

@@ -242,7 +242,7 @@ mod tests {
 
     fn leased(shard: u32) -> Entry {
         let (lease, worker) = (LeaseId { term: 1, n: shard.into() }, WorkerId(0));
-        Entry::Leased { task: TaskId::train(0, shard), lease, worker }
+        Entry::Leased { task: TaskId::train(0, shard), lease, worker, lasting: false }
     }
 
     fn begun(term: u64) -> Entry {
@@ -300,8 +300,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut ledger = open(dir.path()).unwrap();
         ledger.append(&[begun(1)]).unwrap();
-        let entries: Vec<Entry> =
-            (0..1000).flat_map(|_| [leased(7), Entry::Freed { task: TaskId::train(0, 7) }]).collect();
+        let entries: Vec<Entry> = (0..1000)
+            .flat_map(|_| [leased(7), Entry::Freed { task: TaskId::train(0, 7), between_batches: true }])
+            .collect();
         let mut longest = 0;
         for _ in 0..40 {
             ledger.append(&entries).unwrap();
