@@ -173,8 +173,10 @@ impl Fleet {
     /// A process has joined. `false`: it is not one of ours (any more).
     pub fn joined(&mut self, role: Role, id: u32, pid: u32) -> bool {
         let Some(member) = self.member_mut(role, id) else { return false };
-        // A quick child joins before its start has been noted; a stranger has another pid.
-        if member.pid.is_some_and(|known| known != pid) || member.state == State::Waiting {
+        // A quick child joins before its start has been noted; a stranger has another pid. A server that is
+        // being ended is to open nothing any more: its partitions are the next one's.
+        let ending = role == Role::Server && member.state == State::Draining;
+        if member.pid.is_some_and(|known| known != pid) || member.state == State::Waiting || ending {
             return false;
         }
         member.pid = Some(pid);
@@ -184,9 +186,11 @@ impl Fleet {
         true
     }
 
-    /// Whether this process is part of the fleet.
+    /// Whether this process is part of the fleet. A worker that drains still is; a server that is being
+    /// ended is not.
     pub fn knows(&self, role: Role, id: u32, pid: u32) -> bool {
-        self.member(role, id).is_some_and(|m| m.pid == Some(pid))
+        let ending = |m: &Member| role == Role::Server && m.state == State::Draining;
+        self.member(role, id).is_some_and(|m| m.pid == Some(pid) && !ending(m))
     }
 
     /// A process is gone. Returns whether that was asked for; `None` where it was none of ours.
@@ -363,6 +367,16 @@ mod tests {
         assert_eq!(fleet.reconcile(at(1)), [], "no process to stop yet");
         let stop = Order::Stop { role: Role::Worker, id: 1, pid: 7 };
         assert_eq!(fleet.started(Role::Worker, 1, 7), Some(stop));
+    }
+
+    #[test]
+    fn a_server_that_is_being_ended_opens_nothing_any_more() {
+        let mut fleet = running();
+        fleet.leaving(Role::Server, 0);
+        assert!(!fleet.joined(Role::Server, 0, 10) && !fleet.knows(Role::Server, 0, 10));
+        assert_eq!(fleet.exited(at(1), Role::Server, 0, 10), Some(true));
+        fleet.leaving(Role::Worker, 0);
+        assert!(fleet.knows(Role::Worker, 0, 20), "a worker that drains has things to say");
     }
 
     #[test]

@@ -330,6 +330,8 @@ impl Book {
                     self.floor = Some(*floor);
                     self.leased.clear();
                     self.interrupted.clear();
+                    // No server has the next lives yet, whether it was ended in time or not.
+                    self.processes.values_mut().for_each(|running| running.address = None);
                 }
                 let again = std::mem::take(&mut self.recent);
                 self.replayed += again.values().map(|finished| finished.records).sum::<u64>();
@@ -460,6 +462,19 @@ mod tests {
         book.apply(&Entry::Done { task: TaskId::train(0, 1), finished: done(1) });
         assert_eq!(book.leased, [(TaskId::train(0, 2), (lease, WorkerId(3)))].into());
         assert_eq!(book.interrupted, [TaskId::train(0, 0)].into());
+    }
+
+    #[test]
+    fn when_all_partitions_go_back_nobody_holds_a_task_or_serves_any_more() {
+        let (task, lease, process) =
+            (TaskId::train(0, 0), LeaseId { term: 1, n: 7 }, Process { pid: 5, started: 6 });
+        let mut book = Book::default();
+        book.apply(&Entry::Started { role: MemberRole::Server, id: 0, process });
+        book.apply(&Entry::Serving { id: 0, address: "host:1".into() });
+        book.apply(&Entry::Leased { task, lease, worker: WorkerId(3), lasting: true });
+        book.apply(&Entry::Reborn { partitions: vec![(0, 2)], floor: Some(LeaseId { term: 1, n: 8 }) });
+        assert!(book.leased.is_empty() && book.interrupted.is_empty());
+        assert_eq!(book.processes["ps-0"].address, None);
     }
 
     #[test]
