@@ -61,6 +61,30 @@ enum Cause {
     Other,
 }
 
+impl Master {
+    /// One that has yet to begin.
+    fn new(term: u64, began: Duration, job: Job, file: u64, book: Book, watching: BTreeSet<Pid>) -> Self {
+        Master {
+            term,
+            alive: true,
+            paused_until: Duration::ZERO,
+            over: None,
+            job,
+            began,
+            file,
+            book,
+            tickets: BTreeMap::new(),
+            ticket_next: 1,
+            local: VecDeque::new(),
+            inbox: VecDeque::from([Event::Begin]),
+            effects: VecDeque::new(),
+            syncing: None,
+            watching,
+            writing: None,
+        }
+    }
+}
+
 impl World {
     /// Whether this master could answer: it runs, be it stopped.
     pub(crate) fn is_up(&self, master: usize) -> bool {
@@ -131,24 +155,8 @@ impl World {
             term,
         });
         let master = self.masters.len();
-        self.masters.push(Some(Box::new(Master {
-            term,
-            alive: true,
-            paused_until: Duration::ZERO,
-            over: None,
-            job,
-            began: self.now,
-            file,
-            book,
-            tickets: BTreeMap::new(),
-            ticket_next: 1,
-            local: VecDeque::new(),
-            inbox: VecDeque::from([Event::Begin]),
-            effects: VecDeque::new(),
-            syncing: None,
-            watching,
-            writing: None,
-        })));
+        let began = self.now;
+        self.masters.push(Some(Box::new(Master::new(term, began, job, file, book, watching))));
         self.checkers.leases.begun(term);
         self.queue.plan(self.now + self.scenario.tick, Action::Tick { master });
         self.queue.plan(self.now + Duration::from_millis(1), Action::Found { master, number: 0 });
