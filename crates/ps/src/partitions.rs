@@ -215,6 +215,27 @@ mod tests {
     }
 
     #[test]
+    fn first_reads_that_race_give_birth_to_a_row_once() {
+        let partitions = Partitions::new(model());
+        partitions.open(Partition::new(model(), PartitionId(1), 1));
+        let ids = test_model::ids_of(PartitionId(1), 500);
+        let read = || {
+            let mut rows = vec![0.0; 3 * ids.len()];
+            for (id, row) in ids.iter().zip(rows.chunks_exact_mut(3)) {
+                partitions.with(PartitionId(1), |p| p.pull(0, &[*id], row).unwrap()).unwrap();
+            }
+            rows
+        };
+        let rows: Vec<Vec<f32>> = std::thread::scope(|scope| {
+            let readers: Vec<_> = (0..4).map(|_| scope.spawn(read)).collect();
+            readers.into_iter().map(|reader| reader.join().unwrap()).collect()
+        });
+        assert!(rows.iter().all(|other| *other == rows[0]));
+        assert_eq!(partitions.gauges().unwrap().rows, 500);
+        assert_ne!(rows[0][1..3], rows[0][4..6], "and no two rows are one vector");
+    }
+
+    #[test]
     fn gauges_add_up_over_partitions() {
         let partitions = Partitions::new(model());
         for id in 0..test_model::PARTITIONS {

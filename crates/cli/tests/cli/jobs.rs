@@ -224,3 +224,15 @@ fn one_job_runs_from_another_directory_too() {
         assert!(world.path("model/manifest.json").exists(), "the output is where the job was submitted");
     }
 }
+
+#[test]
+fn nothing_is_exported_before_there_is_a_checkpoint() {
+    let world = World::with_data(20_000);
+    let file = world.job("ctr", "train: { epochs: 50 }");
+    let mut job = world.start(&["train", &file]);
+    job.until_training();
+    let refused = world.run(&["export", "ctr", "--out", "early"]).failed(1);
+    assert!(refused.contains("job \"ctr\" has no committed checkpoint"), "{refused}");
+    assert!(!world.path("early").exists(), "untrained weights are no model");
+    world.run(&["stop", "ctr", "--now"]).ok();
+}
