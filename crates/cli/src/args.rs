@@ -367,7 +367,7 @@ pub struct Chaos {
     /// End after so long; by default with the job.
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     pub limit: Option<Duration>,
-    /// How long a pause is; by default one and a half times limits.lease of the job.
+    /// How long a pause is; by default limits.lease of the job and a second.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub pause_for: Option<Duration>,
     /// The table as one JSON object.

@@ -43,7 +43,7 @@ pub async fn command(args: args::Chaos) -> anyhow::Result<Exit> {
         events_before: fs::metadata(dir.events()).map_or(0, |file| file.len()),
         dice: Dice::new(args.seed, &args.kill, &args.pause),
         pending: None,
-        pause_for: args.pause_for.unwrap_or(lease * 3 / 2),
+        pause_for: args.pause_for.unwrap_or(lease + Duration::from_secs(1)),
         paused: Vec::new(),
         hits: Vec::new(),
         began: Instant::now(),
