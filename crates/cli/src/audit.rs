@@ -33,6 +33,8 @@ pub struct Facts {
     pub sets_aside: bool,
     /// Records that had to be applied again after servers died.
     pub replayed: u64,
+    /// The same by epoch and by the partitions that had lost them.
+    pub replayed_in: BTreeMap<u32, BTreeMap<u32, u64>>,
 }
 
 /// What one partition's file says.
@@ -72,6 +74,8 @@ pub struct Line {
     pub lost: u64,
     /// Applied and not expected; likewise.
     pub doubled: u64,
+    /// Of tasks that were done and had to be applied again, because the partition's server died.
+    pub replayed: u64,
     /// Whether it is the very batches that were expected, each once.
     pub batches_agree: bool,
 }
@@ -102,7 +106,11 @@ pub fn audit(facts: &Facts, partitions: &BTreeMap<u32, Held>) -> Result<Audit, U
             add_open(facts, held, &mut due);
         }
         let lines = compare(facts, &due, &held.tallies);
-        audit.lines.extend(lines.into_iter().map(|(epoch, line)| ((epoch, *partition), line)));
+        for (epoch, mut line) in lines {
+            let replayed = facts.replayed_in.get(&epoch).and_then(|epoch| epoch.get(partition));
+            line.replayed = replayed.copied().unwrap_or(0);
+            audit.lines.insert((epoch, *partition), line);
+        }
     }
     audit.exact = audit.lines.values().all(|l| l.batches_agree && l.lost == 0 && l.doubled == 0);
     audit.lost = audit.worst(|line| line.lost);

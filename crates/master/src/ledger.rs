@@ -1,10 +1,11 @@
 //! The master's durable memory: what happened, as entries, and the [`Book`] that they add up to.
 //!
 //! The job records an entry *before* it acts on it, by the order of its effects. A master that is started
-//! again reads the book and goes on. Pure; [`log`] turns entries into bytes, [`file`] keeps them on disk.
+//! again reads the book and goes on. Pure; [`records`] turns entries into bytes, by [`log`], and [`file`] keeps them on disk.
 
 pub mod file;
 pub mod log;
+pub mod records;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -293,6 +294,8 @@ pub struct Book {
     pub quarantined: Vec<Quarantined>,
     /// Records of tasks that were done and had to be opened again.
     pub replayed: u64,
+    /// The same by epoch and by the partitions that had lost them.
+    pub replayed_in: BTreeMap<u32, BTreeMap<u32, u64>>,
     /// How the job ended.
     pub finished: Option<Phase>,
 }
@@ -334,6 +337,12 @@ impl Book {
                     self.processes.values_mut().for_each(|running| running.address = None);
                 }
                 let again = std::mem::take(&mut self.recent);
+                for (task, finished) in &again {
+                    let replayed = self.replayed_in.entry(task.epoch).or_default();
+                    for (partition, _) in partitions {
+                        *replayed.entry(*partition).or_default() += finished.records;
+                    }
+                }
                 self.replayed += again.values().map(|finished| finished.records).sum::<u64>();
             }
             Entry::Cut { checkpoint } => self.cut = self.cut.max(*checkpoint),
@@ -402,6 +411,7 @@ mod tests {
         assert_eq!(book.recent.keys().map(|t| t.shard).collect::<Vec<_>>(), [0, 2]);
         book.apply(&Entry::Reborn { partitions: vec![(2, 5)], floor: None });
         assert_eq!((book.recent.len(), book.replayed), (0, 20));
+        assert_eq!(book.replayed_in, [(0, [(2, 20)].into())].into());
         assert_eq!((book.incarnation(2), book.incarnation(0)), (5, 1));
         assert_eq!((book.committed, book.covered.records), (Some(4), 10));
     }

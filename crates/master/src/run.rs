@@ -124,11 +124,8 @@ fn prepare(config: &mut Config, checkpoint_dir: &Path) -> Result<(Ledger, Start)
 /// The number of the last event that an earlier master told; 0 where there is none.
 fn last_event(path: &Path) -> u64 {
     let text = fs::read_to_string(path).unwrap_or_default();
-    let numbers = text.lines().rev().filter_map(|line| {
-        let event: serde_json::Value = serde_json::from_str(line).ok()?;
-        event["seq"].as_u64()
-    });
-    numbers.max().unwrap_or(0)
+    let number = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?["seq"].as_u64();
+    text.lines().rev().find_map(number).unwrap_or(0)
 }
 
 /// Indexes the files on a thread of its own.

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use elasticdl_master::checkpoint::Manifest;
-use elasticdl_master::ledger::{Book, Entry, log};
+use elasticdl_master::ledger::records::{self, Contents};
+use elasticdl_master::ledger::{Book, Entry};
 use elasticdl_spec::mix::Rng;
-use serde::{Deserialize, Serialize};
 
 /// A disk that all masters and servers share.
 #[derive(Debug, Default)]
@@ -29,14 +29,6 @@ pub struct Checkpoint {
 struct LedgerFile {
     bytes: Vec<u8>,
     synced: usize,
-}
-
-/// The first record of a ledger's file, and each one after it.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Record {
-    Snapshot(Box<Book>),
-    Entry(Entry),
 }
 
 /// What a master reads when it begins.
@@ -78,25 +70,15 @@ impl Disk {
             return Ok(Opened { book: Book::default(), cut: 0, entries: 0, number: 0 });
         };
         let bytes = &file.bytes[..file.synced + beyond(file)];
-        let read =
-            log::read(bytes).map_err(|d| format!("record {} of ledger {number} is damaged", d.record))?;
-        let mut book = None;
-        for payload in &read.payloads {
-            let record: Record = serde_json::from_slice(payload).map_err(|e| e.to_string())?;
-            match (record, &mut book) {
-                (Record::Snapshot(snapshot), None) => book = Some(*snapshot),
-                (Record::Entry(entry), Some(book)) => book.apply(&entry),
-                _ => return Err(format!("a record of ledger {number} is out of place")),
-            }
-        }
-        let book = book.ok_or("a ledger without a whole record")?;
-        Ok(Opened { book, cut: bytes.len() - read.end, entries: read.payloads.len() - 1, number: *number })
+        let contents = records::read(bytes).map_err(|reason| format!("ledger {number}: {reason}"))?;
+        let Contents { book, entries, end } = contents;
+        Ok(Opened { book, cut: bytes.len() - end, entries, number: *number })
     }
 
     /// A new file that begins with what is known; older ones are removed.
     pub fn begin_ledger(&mut self, number: u64, book: &Book) {
         let mut bytes = Vec::new();
-        append(&mut bytes, &Record::Snapshot(Box::new(book.clone())));
+        records::append_snapshot(&mut bytes, book);
         self.ledgers.retain(|older, _| *older >= number);
         let synced = bytes.len();
         self.ledgers.insert(number, LedgerFile { bytes, synced });
@@ -105,7 +87,7 @@ impl Disk {
     /// Writes entries. A file that was removed takes them too, as the one who has it open can tell.
     pub fn append(&mut self, number: u64, entries: &[Entry]) {
         if let Some(file) = self.ledgers.get_mut(&number) {
-            entries.iter().for_each(|entry| append(&mut file.bytes, &Record::Entry(entry.clone())));
+            entries.iter().for_each(|entry| records::append_entry(&mut file.bytes, entry));
         }
     }
 
@@ -202,8 +184,4 @@ impl Checkpoint {
         let bytes = self.manifest.as_ref().ok_or("it has no manifest")?;
         serde_json::from_slice(bytes).map_err(|e| format!("its manifest is damaged: {e}"))
     }
-}
-
-fn append(bytes: &mut Vec<u8>, record: &Record) {
-    log::append(bytes, &serde_json::to_vec(record).expect("a record is JSON"));
 }

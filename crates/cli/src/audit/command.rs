@@ -93,6 +93,7 @@ fn facts(record: &Record, book: &Book, manifest: &Manifest) -> Facts {
         recent: book.recent.clone(),
         sets_aside: record.job.data.bad_records_max > 0 || !book.quarantined.is_empty(),
         replayed: book.replayed,
+        replayed_in: book.replayed_in.clone(),
     }
 }
 

@@ -25,6 +25,7 @@ pub fn as_json(subject: &Subject, audit: &Audit) -> Value {
         json!({
             "partition": partition, "expected": line.expected, "applied": line.applied,
             "set_aside": line.set_aside, "lost": line.lost, "doubled": line.doubled,
+            "replayed": line.replayed,
         })
     };
     let epoch = |epoch: u32| {
@@ -48,7 +49,16 @@ pub fn as_json(subject: &Subject, audit: &Audit) -> Value {
 pub fn as_table(audit: &Audit) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["EPOCH", "PARTITIONS", "EXPECTED", "APPLIED", "SET ASIDE", "LOST", "DOUBLED"]);
+    table.set_header([
+        "EPOCH",
+        "PARTITIONS",
+        "EXPECTED",
+        "APPLIED",
+        "SET ASIDE",
+        "LOST",
+        "DOUBLED",
+        "REPLAYED",
+    ]);
     for epoch in audit.epochs() {
         let lines: Vec<(u32, &Line)> = audit.epoch(epoch).collect();
         for alike in lines.chunk_by(|(_, a), (_, b)| a == b) {
@@ -64,6 +74,7 @@ pub fn as_table(audit: &Audit) -> String {
                 print::count(line.set_aside),
                 wrong(line.lost),
                 wrong(line.doubled),
+                print::count(line.replayed),
             ]);
         }
     }

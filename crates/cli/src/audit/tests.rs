@@ -193,3 +193,13 @@ fn shards_that_only_reading_measures_are_known_once_a_task_has_read_them() {
     facts.recent.insert(TaskId::train(1, 2), Finished { records: 25, bad_records: 0, batches: 3 });
     assert!(check(&facts, &all(), applied(&all())).exact);
 }
+
+#[test]
+fn what_was_replayed_is_told_where_it_was_lost() {
+    let mut facts = job();
+    facts.replayed_in = [(1, [(1, 40)].into())].into();
+    let audit = check(&facts, &all(), applied(&all()));
+    let replayed: Vec<_> = audit.lines.iter().map(|(at, line)| (*at, line.replayed)).collect();
+    assert_eq!(replayed, [((0, 0), 0), ((0, 1), 0), ((1, 0), 0), ((1, 1), 40)]);
+    assert!(audit.exact, "applied again is not applied twice");
+}

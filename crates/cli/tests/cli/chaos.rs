@@ -82,6 +82,11 @@ fn a_killed_server_gets_back_what_it_lost_and_every_record_counts_once() {
     job.until("the end of the replay", |e| e["event"] == "replayed");
     let audit = ends_exactly(&world, job);
     assert!(audit["replayed"].as_u64() > Some(0), "{audit}");
+    let of = |partition: usize| -> u64 {
+        let epochs = audit["epochs"].as_array().unwrap().iter();
+        epochs.map(|epoch| epoch["partitions"][partition]["replayed"].as_u64().unwrap()).sum()
+    };
+    assert!((0..4).any(|p| of(p) > 0) && (0..4).any(|p| of(p) == 0), "only what was lost: {audit}");
     let table = world.run(&["audit", "ctr"]).ok();
     assert!(table.contains("exact: every record counts once in every partition"), "{table}");
 }

@@ -7,9 +7,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
-use super::{Book, Entry, log};
+use super::{Book, Entry, records};
 use crate::error::{Error, Result};
 use crate::store;
 
@@ -19,14 +17,6 @@ const SNAPSHOTS_PER_FILE: u64 = 8;
 /// Files are numbered from here on in each term, so that no two masters write one, and the newest file is
 /// always that of the newest master.
 const FILES_PER_TERM: u64 = 1_000_000;
-
-/// The first record of a file, and each one after it.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Record {
-    Snapshot(Box<Book>),
-    Entry(Entry),
-}
 
 /// The ledger of a running master.
 #[derive(Debug)]
@@ -55,7 +45,7 @@ pub struct Ledger {
 pub fn read(checkpoint_dir: &Path) -> Result<Option<Book>> {
     let dir = dir_of(checkpoint_dir);
     match newest(&dir)? {
-        Some((_, path)) => Ok(Some(read_file(&path)?.0)),
+        Some((_, path)) => Ok(Some(read_file(&path)?)),
         None => Ok(None),
     }
 }
@@ -77,7 +67,7 @@ impl Ledger {
         let failed = |e| Error::io(format!("opening the ledger in {}", dir.display()), e);
         fs::create_dir_all(&dir).map_err(failed)?;
         let (number, book) = match newest(&dir)? {
-            Some((number, path)) => (number, read_file(&path)?.0),
+            Some((number, path)) => (number, read_file(&path)?),
             None => (0, Book::default()),
         };
         // A new file for every master: nobody who still has the old one open can change it.
@@ -139,7 +129,7 @@ impl Ledger {
     fn write(&mut self, entries: &[Entry]) -> io::Result<()> {
         let mut bytes = Vec::new();
         for entry in entries {
-            log::append(&mut bytes, &serde_json::to_vec(&Record::Entry(entry.clone()))?);
+            records::append_entry(&mut bytes, entry);
             self.book.apply(entry);
         }
         self.file.write_all(&bytes)?;
@@ -175,7 +165,7 @@ impl Ledger {
 /// Writes a file that holds the book so far, and opens it for more.
 fn begin_file(dir: &Path, number: u64, book: &Book) -> io::Result<(File, u64)> {
     let mut bytes = Vec::new();
-    log::append(&mut bytes, &serde_json::to_vec(&Record::Snapshot(Box::new(book.clone())))?);
+    records::append_snapshot(&mut bytes, book);
     let path = dir.join(format!("ledger-{number:06}.log"));
     let temporary = path.with_added_extension("tmp");
     let mut file = File::create(&temporary)?;
@@ -187,27 +177,16 @@ fn begin_file(dir: &Path, number: u64, book: &Book) -> io::Result<(File, u64)> {
     Ok((file, bytes.len() as u64))
 }
 
-/// The book that a file adds up to, and where its last whole record ends.
-fn read_file(path: &Path) -> Result<(Book, usize)> {
-    let wrong = |reason: String| Error::Ledger { path: path.display().to_string(), reason };
+/// The book that a file adds up to.
+fn read_file(path: &Path) -> Result<Book> {
     let bytes = fs::read(path).map_err(|e| Error::io(format!("reading {}", path.display()), e))?;
-    let read = log::read(&bytes).map_err(|damaged| {
-        wrong(format!("record {} at byte {} is damaged", damaged.record, damaged.offset))
-    })?;
-    if read.end < bytes.len() {
-        tracing::warn!(path = %path.display(), bytes = bytes.len() - read.end, "the ledger's end was cut off");
+    let contents =
+        records::read(&bytes).map_err(|reason| Error::Ledger { path: path.display().to_string(), reason })?;
+    if contents.end < bytes.len() {
+        let cut = bytes.len() - contents.end;
+        tracing::warn!(path = %path.display(), bytes = cut, "the ledger's end was cut off");
     }
-    let mut book: Option<Book> = None;
-    for (number, payload) in read.payloads.iter().enumerate() {
-        let record: Record = serde_json::from_slice(payload)
-            .map_err(|e| wrong(format!("record {number} is none that this program knows: {e}")))?;
-        match (record, &mut book) {
-            (Record::Snapshot(snapshot), None) => book = Some(*snapshot),
-            (Record::Entry(entry), Some(book)) => book.apply(&entry),
-            _ => return Err(wrong(format!("record {number} is out of place"))),
-        }
-    }
-    Ok((book.ok_or_else(|| wrong("it has no whole record".into()))?, read.end))
+    Ok(contents.book)
 }
 
 fn newest(dir: &Path) -> Result<Option<(u64, PathBuf)>> {
