@@ -106,8 +106,14 @@ impl Evaluation {
         Some(TaskId::evaluate(self.round, shard))
     }
 
+    /// The leases that a worker holds.
+    pub fn leases_of(&self, worker: WorkerId) -> impl Iterator<Item = LeaseId> + '_ {
+        let leased = self.running.iter().flat_map(|round| round.leased.values());
+        leased.filter(move |lease| lease.worker == worker).map(|lease| lease.id)
+    }
+
     /// A worker asks for a task and has these leases in hand: any other of its leases it never got.
-    pub fn keep_only(&mut self, worker: WorkerId, held: &[LeaseId]) {
+    pub fn keep_only(&mut self, worker: WorkerId, held: &BTreeSet<LeaseId>) {
         let Some(round) = &mut self.running else { return };
         let lost = |lease: &Lease| lease.worker == worker && !held.contains(&lease.id);
         let shards: Vec<u32> = round.leased.iter().filter(|(_, l)| lost(l)).map(|(s, _)| *s).collect();

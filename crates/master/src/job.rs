@@ -68,7 +68,7 @@ pub enum Event {
     /// The loop begins.
     Begin,
     /// A worker wants a task, and has these leases in hand.
-    LeaseAsked(Ticket, Caller, Vec<LeaseId>),
+    LeaseAsked(Ticket, Caller, BTreeSet<LeaseId>, Need),
     /// A worker tells how far it is.
     Reported(Ticket, Caller, Box<ReportRequest>),
     /// A server has written its part of a checkpoint, or failed to.
@@ -87,6 +87,15 @@ pub enum Event {
     Stop(StopRequest),
     /// Time has passed.
     Tick,
+}
+
+/// How soon a worker needs a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// It has nothing to do.
+    Now,
+    /// It wants one in hand, for a time in which no master answers.
+    Ahead,
 }
 
 /// Something to be done.
@@ -184,6 +193,8 @@ pub struct Job {
     training: Option<(Duration, Option<Duration>, u64)>,
     window: VecDeque<(Duration, u64, f64)>,
     last_progress: Duration,
+    /// When time was last seen to pass.
+    ticked: Duration,
     last_scores: Option<(f64, Option<f64>)>,
     stopping_since: Duration,
     /// The checkpoint that each server was last told to write, and the number of that command.
@@ -283,6 +294,7 @@ impl Job {
             training: None,
             window: VecDeque::new(),
             last_progress: Duration::ZERO,
+            ticked: Duration::ZERO,
             last_scores: None,
             stopping_since: Duration::ZERO,
             checkpoint_told: BTreeMap::new(),
@@ -319,7 +331,9 @@ impl Job {
             Event::TopologyAsked(ticket) => {
                 effects.push(Effect::Answer(ticket, Answer::Topology(self.topology())));
             }
-            Event::LeaseAsked(ticket, caller, held) => self.lease(now, ticket, caller, &held, effects),
+            Event::LeaseAsked(ticket, caller, held, need) => {
+                self.lease(now, ticket, caller, &held, need, effects);
+            }
             Event::Reported(ticket, caller, report) => self.report(now, ticket, caller, *report, effects),
             Event::Written(ticket, caller, written) => self.written(now, ticket, caller, written, effects),
             Event::Committed(id, outcome) => self.commit_over(now, id, outcome, effects),

@@ -22,7 +22,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::job::{Answer, Caller, Event, Ticket};
+use crate::job::{Answer, Caller, Event, Need, Ticket};
 use crate::status::{self, ScaleRequest, Status, StopRequest};
 
 /// Something for the loop.
@@ -240,7 +240,8 @@ impl Master for Shared {
         let request = request.into_inner();
         let caller = caller(request.member.as_ref())?;
         let held = request.held.iter().map(|lease| LeaseId { term: lease.term, n: lease.n }).collect();
-        match self.ask(move |ticket| Event::LeaseAsked(ticket, caller, held)).await? {
+        let need = if request.ahead { Need::Ahead } else { Need::Now };
+        match self.ask(move |ticket| Event::LeaseAsked(ticket, caller, held, need)).await? {
             Answer::Lease(reply) => Ok(tonic::Response::new(reply)),
             other => mismatch(&other),
         }

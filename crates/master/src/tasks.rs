@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::ledger::Book;
 use crate::status::TaskCounts;
+use line::{Line, Rank};
+
+mod line;
 
 /// The tasks of a job, of one purpose.
 #[derive(Debug)]
@@ -26,9 +29,8 @@ pub struct Tasks {
     epoch: u32,
     /// Waiting, of the newest epoch, in the order in which they are leased.
     todo: BTreeSet<(u64, u32)>,
-    /// Waiting again after a lease that ended early, or to be replayed, by epoch and then in the same
-    /// order; they go first.
-    again: BTreeSet<(u32, u64, u32)>,
+    /// Waiting again after a lease that ended early, or to be replayed; they go first.
+    again: Line,
     leased: BTreeMap<TaskId, Lease>,
     /// Not done, and their last lease ended in the middle of a step, perhaps: some partitions may have it and
     /// others not.
@@ -137,7 +139,7 @@ impl Tasks {
             indexed: false,
             epoch: 0,
             todo: BTreeSet::new(),
-            again: BTreeSet::new(),
+            again: Line::default(),
             leased: BTreeMap::new(),
             interrupted: BTreeSet::new(),
             covered: Done::default(),
@@ -181,13 +183,8 @@ impl Tasks {
     /// Gives the next waiting task to a worker, and tells whether it was given before.
     pub fn lease(&mut self, now: Duration, id: LeaseId, worker: WorkerId) -> Option<(TaskId, bool)> {
         // After a master's death a task may wait before its shard is found again.
-        let found = self.shards.len() as u32;
-        let first = self.again.iter().find(|(_, _, shard)| *shard < found).copied();
-        let (task, again) = match first {
-            Some(waiting) => {
-                self.again.remove(&waiting);
-                (TaskId::train(waiting.0, waiting.2), true)
-            }
+        let (task, again) = match self.again.take(self.shards.len() as u32) {
+            Some(task) => (task, true),
             None => {
                 let (_, shard) = self.todo.pop_first()?;
                 (TaskId::train(self.epoch, shard), false)
@@ -241,12 +238,12 @@ impl Tasks {
             return Held::No;
         }
         self.leased.remove(&task);
-        self.make_wait_again(task);
+        self.again.add(task, Rank::Freed(id));
         Held::Yes
     }
 
     /// A worker asks for a task and has these leases in hand: any other of its leases it never got.
-    pub fn keep_only(&mut self, worker: WorkerId, held: &[LeaseId]) -> Vec<TaskId> {
+    pub fn keep_only(&mut self, worker: WorkerId, held: &BTreeSet<LeaseId>) -> Vec<TaskId> {
         self.end_leases(|lease| lease.worker == worker && !held.contains(&lease.id))
     }
 
@@ -278,14 +275,16 @@ impl Tasks {
     /// again. Their marks tell what is left to be done of them. Returns them, with what they had come to.
     pub fn reopen(&mut self) -> BTreeMap<TaskId, Finished> {
         let again = std::mem::take(&mut self.recent);
-        again.keys().for_each(|task| self.make_wait_again(*task));
+        again.keys().for_each(|task| self.replay(*task));
         again
     }
 
     /// All partitions have gone back to the committed checkpoint: what is not covered by it waits again,
     /// leased or not.
     pub fn roll_back(&mut self) -> BTreeMap<TaskId, Finished> {
-        self.end_leases(|_| true);
+        let leased = std::mem::take(&mut self.leased).into_keys();
+        let waiting: Vec<TaskId> = leased.chain(self.again.tasks()).collect();
+        waiting.into_iter().for_each(|task| self.replay(task));
         self.interrupted.clear();
         self.partial.clear();
         self.bad.clear();
@@ -353,8 +352,18 @@ impl Tasks {
 
     /// Whether the task that is leased next was perhaps left in the middle of a step.
     pub fn next_is_interrupted(&self) -> bool {
-        let next = self.again.first().map(|(epoch, _, shard)| TaskId::train(*epoch, *shard));
-        next.is_some_and(|task| self.interrupted.contains(&task))
+        self.again.first().is_some_and(|task| self.interrupted.contains(&task))
+    }
+
+    /// Whether as many tasks wait, of all epochs to come, as are leased.
+    pub fn is_plentiful(&self) -> bool {
+        let later = u64::from(self.epochs - 1 - self.epoch) * self.shards.len() as u64;
+        (self.todo.len() + self.again.len()) as u64 + later >= self.leased.len() as u64
+    }
+
+    /// The leases that a worker holds.
+    pub fn leases_of(&self, worker: WorkerId) -> impl Iterator<Item = LeaseId> + '_ {
+        self.leased.values().filter(move |lease| lease.worker == worker).map(|lease| lease.id)
     }
 
     /// The task and lease that a worker holds, the oldest first.
@@ -406,19 +415,18 @@ impl Tasks {
     }
 
     fn make_wait(&mut self, task: TaskId) {
-        let waits = self.again.contains(&(task.epoch, self.key(task), task.shard));
-        if waits || self.is_done(task) || self.leased.contains_key(&task) {
+        if self.again.contains(task) || self.is_done(task) || self.leased.contains_key(&task) {
             return;
         }
         if task.epoch == self.epoch && !self.interrupted.contains(&task) {
             self.todo.insert((self.key(task), task.shard));
         } else {
-            self.make_wait_again(task);
+            self.replay(task);
         }
     }
 
-    fn make_wait_again(&mut self, task: TaskId) {
-        self.again.insert((task.epoch, self.key(task), task.shard));
+    fn replay(&mut self, task: TaskId) {
+        self.again.add(task, Rank::Replayed(task.epoch, self.key(task)));
     }
 
     fn key(&self, task: TaskId) -> u64 {
@@ -440,13 +448,14 @@ impl Tasks {
     }
 
     fn end_leases(&mut self, ends: impl Fn(&Lease) -> bool) -> Vec<TaskId> {
-        let ended: Vec<TaskId> = self.leased.iter().filter(|(_, l)| ends(l)).map(|(t, _)| *t).collect();
-        for task in &ended {
+        let ended: Vec<(TaskId, LeaseId)> =
+            self.leased.iter().filter(|(_, l)| ends(l)).map(|(t, l)| (*t, l.id)).collect();
+        for (task, lease) in &ended {
             self.leased.remove(task);
             self.interrupted.insert(*task);
-            self.make_wait_again(*task);
+            self.again.add(*task, Rank::Freed(*lease));
         }
-        ended
+        ended.into_iter().map(|(task, _)| task).collect()
     }
 }
 

@@ -74,6 +74,7 @@ branches! {
     MarksDiffer: "fence: partitions have different marks",
     Redo: "worker: begins a task again at its marks",
     TaskLost: "worker: lets go of a task that another lease holds",
+    LeasesEnded: "worker: hears when it asks that leases of its own have ended",
     LeaseDropped: "worker: drops a task that the master says is not its own",
     Quarantined: "worker: a batch that fails again and again is set aside",
     Staged: "staged: a batch is kept by a partition",

@@ -1,9 +1,10 @@
 //! Messages: who says what to whom, and what the network does to it.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use elasticdl_master::job::{Answer, Caller, Event, Ticket};
+use elasticdl_master::job::{Answer, Caller, Event, Need, Ticket};
 use elasticdl_spec::{LeaseId, PartitionId, TaskId};
 use elasticdl_wire::control::{CheckpointWrittenRequest, ReadyRequest, ReportRequest, Role};
 use elasticdl_wire::ps::{self, Commit, PushHeader};
@@ -27,7 +28,7 @@ pub enum Question {
     /// Where are the partitions?
     Topology,
     /// A task, please; these leases are in hand.
-    Lease(Vec<LeaseId>),
+    Lease(BTreeSet<LeaseId>, Need),
     /// How far a task is.
     Report(Box<ReportRequest>),
     /// A checkpoint is written.
@@ -42,7 +43,7 @@ impl Question {
             Question::Ready(ready) => Event::Ready(ticket, caller, ready),
             Question::Beat => Event::Beat(ticket, caller, serde_json::Value::Null),
             Question::Topology => Event::TopologyAsked(ticket),
-            Question::Lease(held) => Event::LeaseAsked(ticket, caller, held),
+            Question::Lease(held, need) => Event::LeaseAsked(ticket, caller, held, need),
             Question::Report(report) => Event::Reported(ticket, caller, report),
             Question::Written(written) => Event::Written(ticket, caller, written),
         }
@@ -55,7 +56,7 @@ impl Question {
             Question::Ready(_) => "ready",
             Question::Beat => "beat",
             Question::Topology => "topology",
-            Question::Lease(_) => "lease",
+            Question::Lease(..) => "lease",
             Question::Report(_) => "report",
             Question::Written(_) => "written",
         }

@@ -1,10 +1,10 @@
 //! A virtual worker: the real session, doing what `worker/src/run.rs` does. Its tasks are in `pipeline`.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use elasticdl_master::job::Answer;
+use elasticdl_master::job::{Answer, Need};
 use elasticdl_spec::{LeaseId, PartitionId};
 use elasticdl_wire::control::{TopologyReply, beat_reply};
 use elasticdl_wire::retry::Backoff;
@@ -42,7 +42,9 @@ pub struct Worker {
     wanted: bool,
     joined: bool,
     /// The leases in hand when it decided to ask.
-    in_hand: Vec<LeaseId>,
+    in_hand: BTreeSet<LeaseId>,
+    /// And how soon it needs another one.
+    need: Need,
     pub(crate) round_next: u64,
     pub(crate) backoff: Backoff,
     /// Whether stages are to end, and have ended.
@@ -83,7 +85,8 @@ impl Worker {
             active: None,
             wanted: false,
             joined: false,
-            in_hand: Vec::new(),
+            in_hand: BTreeSet::new(),
+            need: Need::Now,
             round_next: 0,
             backoff: Backoff::new(Duration::from_millis(10), Duration::from_secs(1), pid.into()),
             ending: false,
@@ -114,7 +117,11 @@ impl World {
                 }
             }
             Answer::Lease(reply) => {
-                let input = understand(reply).expect("the master answers in its own words");
+                let (ended, input) = understand(reply).expect("the master answers in its own words");
+                if !ended.is_empty() {
+                    self.branches.count(Branch::LeasesEnded);
+                    self.session(pid, worker, Input::LeasesEnded(ended));
+                }
                 self.session(pid, worker, input);
             }
             Answer::Report(held) => self.session(pid, worker, Input::Reported { held }),
@@ -150,7 +157,7 @@ impl World {
         match timer {
             Timer::Tick => self.worker_tick(pid, worker),
             Timer::Ask if worker.ending => self.session(pid, worker, Input::Wait(Duration::ZERO)),
-            Timer::Ask => self.call(pid, Question::Lease(worker.in_hand.clone())),
+            Timer::Ask => self.call(pid, Question::Lease(worker.in_hand.clone(), worker.need)),
             Timer::Beat => self.call(pid, Question::Beat),
             Timer::Computed(round) => {
                 let computing = |a: &&mut Active| a.step == Step::Compute && a.round.number == round;
@@ -198,8 +205,9 @@ impl World {
         worker.session.step(self.now - worker.began, input, &mut effects);
         for effect in effects {
             match effect {
-                Effect::Ask(pause) => {
-                    worker.in_hand = worker.session.leases();
+                Effect::Ask { pause, ahead } => {
+                    worker.in_hand = worker.session.leases().into_iter().collect();
+                    worker.need = if ahead { Need::Ahead } else { Need::Now };
                     self.set_timer(pid, pause, Timer::Ask);
                 }
                 Effect::Start(leased) => {

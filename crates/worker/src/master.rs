@@ -71,11 +71,11 @@ impl Master {
             .map_err(|e| Error::Plan { what: "plan of the job", reason: e.to_string() })
     }
 
-    /// Asks for a task until the master answers. `held` are the leases in hand.
-    pub async fn lease(&self, held: &[LeaseId]) -> Result<LeaseReply> {
+    /// Asks for a task until the master answers. `held` are the leases in hand; `ahead`: it is not needed yet.
+    pub async fn lease(&self, held: &[LeaseId], ahead: bool) -> Result<LeaseReply> {
         let held: Vec<_> = held.iter().map(|lease| LeaseNumber { term: lease.term, n: lease.n }).collect();
         let call = |mut client: Client| {
-            let request = LeaseRequest { member: self.member(), held: held.clone() };
+            let request = LeaseRequest { member: self.member(), held: held.clone(), ahead };
             async move { client.lease(request).await }
         };
         self.persist("asking for a task", "Lease", call).await

@@ -3,7 +3,7 @@
 //! What is asked and reported when is [`Session`]'s decision; here it is carried out.
 #![expect(clippy::disallowed_methods, reason = "tells the session the time")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -308,7 +308,7 @@ impl Worker {
         self.session.step(self.started.elapsed(), input, &mut effects);
         for effect in effects {
             match effect {
-                Effect::Ask(pause) => self.ask(pause),
+                Effect::Ask { pause, ahead } => self.ask(pause, ahead),
                 Effect::Start(leased) => {
                     let task = Arc::new(LeasedTask::new(leased));
                     self.tasks.insert(task.claim, Arc::clone(&task));
@@ -331,7 +331,7 @@ impl Worker {
         Then::GoOn
     }
 
-    fn ask(&self, pause: Duration) {
+    fn ask(&self, pause: Duration, ahead: bool) {
         let (master, control, stop) = (self.master.clone(), self.control.clone(), self.stop.clone());
         // Nothing is added to them before the answer, and the master minds none that is gone by then.
         let held = self.session.leases();
@@ -340,8 +340,13 @@ impl Worker {
             let said = if stop.reached(Level::Draining) {
                 Control::Answer(Input::Wait(Duration::ZERO))
             } else {
-                match master.lease(&held).await.and_then(understand) {
-                    Ok(input) => Control::Answer(input),
+                match master.lease(&held, ahead).await.and_then(understand) {
+                    Ok((ended, input)) => {
+                        if !ended.is_empty() {
+                            let _ = control.send(Control::Answer(Input::LeasesEnded(ended)));
+                        }
+                        Control::Answer(input)
+                    }
                     Err(error) => Control::Broken(error),
                 }
             };
@@ -369,22 +374,24 @@ async fn until(moment: Option<tokio::time::Instant>) {
     }
 }
 
-/// The master's answer to the wish for a task.
-pub fn understand(reply: LeaseReply) -> Result<Input> {
+/// The master's answer to the wish for a task: leases that have ended, and the answer itself.
+pub fn understand(reply: LeaseReply) -> Result<(BTreeSet<LeaseId>, Input)> {
     let wrong = |reason: String| Error::Plan { what: "lease", reason };
-    match reply.what {
+    let ended = reply.ended.iter().map(|lease| LeaseId { term: lease.term, n: lease.n }).collect();
+    let input = match reply.what {
         Some(lease_reply::What::Leased(leased)) => {
             let task = leased.task.parse().map_err(wrong)?;
             let lease = LeaseId { term: leased.term, n: leased.lease };
             let shard = serde_json::from_str(&leased.shard).map_err(|e| wrong(e.to_string()))?;
             let quarantined = leased.quarantined.into_iter().collect();
             let claim = Claim { task, lease };
-            Ok(Input::Leased(Leased { claim, shard, again: leased.again, quarantined }))
+            Input::Leased(Leased { claim, shard, again: leased.again, quarantined })
         }
-        Some(lease_reply::What::WaitMs(pause)) => Ok(Input::Wait(Duration::from_millis(pause.into()))),
-        Some(lease_reply::What::Finished(true)) => Ok(Input::Finished),
-        other => Err(wrong(format!("{other:?} is no answer"))),
-    }
+        Some(lease_reply::What::WaitMs(pause)) => Input::Wait(Duration::from_millis(pause.into())),
+        Some(lease_reply::What::Finished(true)) => Input::Finished,
+        other => return Err(wrong(format!("{other:?} is no answer"))),
+    };
+    Ok((ended, input))
 }
 
 /// A report as the master is told it.

@@ -1,18 +1,24 @@
 //! What a worker owes the master, as a state machine: when to ask for a task, what to report and when to
 //! leave. Pure: time and answers come in, calls to make go out; `run.rs` makes them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use elasticdl_spec::LeaseId;
+use elasticdl_spec::{LeaseId, Purpose};
 
 use crate::pipeline::Outcome;
 use crate::task::{Claim, Leased};
 
 /// Progress is reported at most this often.
 const REPORT_EVERY: Duration = Duration::from_millis(200);
-/// How many tasks a worker has at once: the one whose batches are pushed, and the one read ahead.
-const TASKS_MAX: usize = 2;
+/// How many tasks a worker has at once whatever they take: the one whose batches are pushed, and the one
+/// read ahead.
+const TASKS_MIN: usize = 2;
+/// For how long a worker has work in hand beyond that. A master that is away for less, because it is started
+/// again or its machine stands still, costs nothing.
+const AHEAD: Duration = Duration::from_secs(4);
+/// And never more tasks than that: they are all named when another one is asked for.
+const AHEAD_TASKS_MAX: u32 = 400;
 /// A master that says "not now" is not asked again at once, whatever it says.
 const ASK_PAUSE_MIN: Duration = Duration::from_millis(5);
 const FAILURE_PAUSE_FIRST: Duration = Duration::from_millis(50);
@@ -27,10 +33,12 @@ pub enum Input {
     Wanted,
     /// The master gave a task.
     Leased(Leased),
-    /// The master has no task now.
+    /// The master has no task now; or none that is not needed yet.
     Wait(Duration),
     /// The master has no task any more.
     Finished,
+    /// These of our leases have ended.
+    LeasesEnded(BTreeSet<LeaseId>),
     /// A batch is done.
     Applied {
         /// Whose batch.
@@ -67,8 +75,13 @@ pub enum Input {
 /// What is to be done.
 #[derive(Debug, PartialEq)]
 pub enum Effect {
-    /// Ask the master for a task, after this time.
-    Ask(Duration),
+    /// Ask the master for a task.
+    Ask {
+        /// After this time.
+        pause: Duration,
+        /// Whether it is not needed yet.
+        ahead: bool,
+    },
     /// Hand the reader a task.
     Start(Leased),
     /// Stop working on a task.
@@ -129,6 +142,30 @@ struct Held {
     end: Option<State>,
 }
 
+/// How fast tasks are done.
+#[derive(Debug, Default)]
+struct Pace {
+    last_end: Option<Duration>,
+    /// Between the ends of two tasks, averaged over the last few.
+    interval: Option<Duration>,
+}
+
+impl Pace {
+    fn task_done(&mut self, now: Duration) {
+        if let Some(last) = self.last_end.replace(now) {
+            let interval = now.saturating_sub(last);
+            self.interval = Some(self.interval.map_or(interval, |known| (known * 4 + interval) / 5));
+        }
+    }
+
+    /// How many tasks that is in `time`.
+    fn tasks_in(&self, time: Duration) -> u32 {
+        let Some(interval) = self.interval else { return 0 };
+        let tasks = time.as_nanos() / interval.as_nanos().max(1);
+        u32::try_from(tasks).unwrap_or(u32::MAX)
+    }
+}
+
 /// What the master knows of a task's first pull.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Began {
@@ -150,6 +187,15 @@ enum Phase {
     Left,
 }
 
+/// What a task is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asking {
+    /// The stages want it.
+    Now,
+    /// To have it in hand.
+    Ahead,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Last {
     Yes,
@@ -160,10 +206,18 @@ enum Last {
 #[derive(Debug)]
 pub struct Session {
     phase: Phase,
-    tasks_max: usize,
+    /// Whether tasks are leased one after the other.
+    one_at_a_time: bool,
     held: BTreeMap<Claim, Held>,
+    /// In hand and not begun: what is to go first, and what may wait.
+    urgent: VecDeque<Leased>,
+    ahead: VecDeque<Leased>,
+    pace: Pace,
+    /// The master had no task that is not needed yet: not asked for one again before this.
+    ahead_not_before: Duration,
+    /// The stages have room for a task.
     wanted: bool,
-    asking: bool,
+    asking: Option<Asking>,
     /// The report under way, and whether it is the task's last.
     reporting: Option<(Claim, Last)>,
     failures: u32,
@@ -173,10 +227,14 @@ impl Default for Session {
     fn default() -> Self {
         Session {
             phase: Phase::Running,
-            tasks_max: TASKS_MAX,
+            one_at_a_time: false,
             held: BTreeMap::new(),
+            urgent: VecDeque::new(),
+            ahead: VecDeque::new(),
+            pace: Pace::default(),
+            ahead_not_before: Duration::ZERO,
             wanted: false,
-            asking: false,
+            asking: None,
             reporting: None,
             failures: 0,
         }
@@ -187,7 +245,7 @@ impl Session {
     /// A session that has one task at a time: the next is asked for when the master has heard that this one
     /// is done.
     pub fn one_after_the_other() -> Self {
-        Session { tasks_max: 1, ..Session::default() }
+        Session { one_at_a_time: true, ..Session::default() }
     }
 
     /// The leases in hand, whatever the master believes.
@@ -200,15 +258,17 @@ impl Session {
         match input {
             Input::Tick => {}
             Input::Wanted => self.wanted = true,
-            Input::Leased(leased) => self.leased(leased, effects),
-            Input::Wait(pause) => {
-                self.asking = false;
-                self.ask(pause.max(ASK_PAUSE_MIN), effects);
-            }
+            Input::Leased(leased) => self.leased(leased),
+            Input::Wait(pause) => match self.asking.take() {
+                Some(Asking::Ahead) => self.ahead_not_before = now + pause,
+                _ => self.ask(now, pause.max(ASK_PAUSE_MIN), effects),
+            },
+            Input::LeasesEnded(leases) => self.leases_ended(&leases, effects),
             Input::Finished => {
-                self.asking = false;
+                self.asking = None;
                 if self.phase == Phase::Running {
                     self.phase = Phase::Finishing;
+                    self.return_waiting();
                 }
             }
             Input::Applied { claim, records, loss_sum } => self.applied(claim, records, loss_sum),
@@ -224,7 +284,7 @@ impl Session {
                     held.news = true;
                 }
             }
-            Input::Ended(claim, outcome) => self.ended(claim, outcome),
+            Input::Ended(claim, outcome) => self.ended(now, claim, outcome),
             Input::Reported { held } => self.reported(held, effects),
             Input::Drain => {
                 if matches!(self.phase, Phase::Running | Phase::Finishing) {
@@ -234,6 +294,7 @@ impl Session {
             }
             Input::StagesEnded => {
                 self.phase = Phase::Reporting;
+                self.return_waiting();
                 for held in self.held.values_mut() {
                     held.end.get_or_insert(State::Returned);
                 }
@@ -247,17 +308,24 @@ impl Session {
         self.held.values().filter(|held| held.end.is_none()).count()
     }
 
-    /// Whether one more task can be used.
-    fn has_room(&self) -> bool {
-        match self.tasks_max {
-            1 => self.held.is_empty(),
-            more => self.working() < more,
+    /// Whether one more task can be used, and how soon.
+    fn lacks(&self, now: Duration) -> Option<Asking> {
+        if self.one_at_a_time {
+            return (self.wanted && self.held.is_empty()).then_some(Asking::Now);
         }
+        let working = self.working();
+        if self.wanted && working < TASKS_MIN {
+            return Some(Asking::Now);
+        }
+        let ahead = self.pace.tasks_in(AHEAD).min(AHEAD_TASKS_MAX) as usize;
+        let lacks = working > 0 && working < TASKS_MIN + ahead;
+        (lacks && now >= self.ahead_not_before).then_some(Asking::Ahead)
     }
 
     fn proceed(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        if !self.asking {
-            self.ask(self.failure_pause(), effects);
+        self.start(effects);
+        if self.asking.is_none() {
+            self.ask(now, self.failure_pause(), effects);
         }
         if self.reporting.is_none() {
             self.report(now, effects);
@@ -268,32 +336,71 @@ impl Session {
             effects.push(Effect::EndStages);
         }
         // A task may be on its way to us, and only we can give it back.
-        if silent && !self.asking && self.phase == Phase::Reporting {
+        if silent && self.asking.is_none() && self.phase == Phase::Reporting {
             self.phase = Phase::Left;
             effects.push(Effect::Leave);
         }
     }
 
-    fn ask(&mut self, pause: Duration, effects: &mut Vec<Effect>) {
-        if self.phase == Phase::Running && self.wanted && self.has_room() {
-            self.asking = true;
-            effects.push(Effect::Ask(pause));
+    fn ask(&mut self, now: Duration, pause: Duration, effects: &mut Vec<Effect>) {
+        self.asking = self.lacks(now).filter(|_| self.phase == Phase::Running);
+        if let Some(asking) = self.asking {
+            effects.push(Effect::Ask { pause, ahead: asking == Asking::Ahead });
         }
     }
 
-    fn leased(&mut self, leased: Leased, effects: &mut Vec<Effect>) {
+    fn leased(&mut self, leased: Leased) {
         let claim = leased.claim;
-        self.asking = false;
+        self.asking = None;
         let mut held = Held::default();
-        if self.phase == Phase::Running {
-            assert!(self.wanted, "a task is asked for only when one is wanted");
-            self.wanted = false;
-            effects.push(Effect::Start(leased));
-        } else {
+        if self.phase != Phase::Running {
             // It crossed the decision to leave, and was never begun.
             held.end = Some(State::Returned);
+        } else if leased.again || claim.task.purpose == Purpose::Evaluate {
+            // Somebody waits for its figures, or was cut off in the middle of it.
+            self.urgent.push_back(leased);
+        } else {
+            self.ahead.push_back(leased);
         }
         self.held.insert(claim, held);
+    }
+
+    /// Hands the stages a task where they have room for it.
+    fn start(&mut self, effects: &mut Vec<Effect>) {
+        if !self.wanted || self.phase != Phase::Running {
+            return;
+        }
+        if let Some(leased) = self.urgent.pop_front().or_else(|| self.ahead.pop_front()) {
+            self.wanted = false;
+            effects.push(Effect::Start(leased));
+        }
+    }
+
+    /// Gives back what was not begun.
+    fn return_waiting(&mut self) {
+        for leased in self.urgent.drain(..).chain(self.ahead.drain(..)) {
+            let held = self.held.get_mut(&leased.claim).expect("what waits is held");
+            held.end.get_or_insert(State::Returned);
+        }
+    }
+
+    /// Lets go of tasks that are somebody else's by now.
+    fn leases_ended(&mut self, leases: &BTreeSet<LeaseId>, effects: &mut Vec<Effect>) {
+        let ended = |claim: &Claim| leases.contains(&claim.lease);
+        let begun = |claim: &Claim, waiting: [&VecDeque<Leased>; 2]| {
+            !waiting.into_iter().flatten().any(|leased| leased.claim == *claim)
+        };
+        // What has ended here too, the master learns from the report.
+        let claims = self.held.iter().filter(|(claim, held)| ended(claim) && held.end.is_none());
+        let claims: Vec<Claim> = claims.map(|(claim, _)| *claim).collect();
+        for claim in claims {
+            self.held.remove(&claim);
+            if begun(&claim, [&self.urgent, &self.ahead]) {
+                effects.push(Effect::Drop(claim));
+            }
+        }
+        self.urgent.retain(|leased| !ended(&leased.claim));
+        self.ahead.retain(|leased| !ended(&leased.claim));
     }
 
     fn applied(&mut self, claim: Claim, records: u64, loss_sum: f64) {
@@ -306,7 +413,7 @@ impl Session {
         }
     }
 
-    fn ended(&mut self, claim: Claim, outcome: Outcome) {
+    fn ended(&mut self, now: Duration, claim: Claim, outcome: Outcome) {
         let Some(held) = self.held.get_mut(&claim) else { return };
         // Two stages may each find a reason to end a task; the first one counts.
         if held.end.is_some() {
@@ -315,7 +422,10 @@ impl Session {
         match outcome {
             // Another worker has the task under a newer lease: there is nobody to tell.
             Outcome::Lost => drop(self.held.remove(&claim)),
-            Outcome::Done { .. } => held.end = Some(State::Ended(outcome)),
+            Outcome::Done { .. } => {
+                held.end = Some(State::Ended(outcome));
+                self.pace.task_done(now);
+            }
             Outcome::Failed { .. } => {
                 held.end = Some(State::Ended(outcome));
                 self.failures += 1;

@@ -24,7 +24,9 @@ impl Job {
     /// Time has passed.
     pub(super) fn tick(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let limit = self.plan.job.limits.lease;
-        if self.places.iter().any(|place| place.address.is_none()) {
+        // Without a server nobody gets a batch done, and while this master stood still nobody could say so.
+        let slept = now.saturating_sub(std::mem::replace(&mut self.ticked, now)) > limit / 2;
+        if slept || self.places.iter().any(|place| place.address.is_none()) {
             self.tasks.renew_all(now);
         }
         for (task, worker) in self.tasks.expire(now, limit) {

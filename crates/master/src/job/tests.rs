@@ -192,10 +192,16 @@ impl World {
     }
 
     fn lease(&mut self, worker: u32) -> Option<Leased> {
+        self.lease_for(worker, Need::Now)
+    }
+
+    fn lease_for(&mut self, worker: u32, need: Need) -> Option<Leased> {
         let caller = self.caller(Role::Worker, worker);
         let held = self.book.leased.values().filter(|(_, w)| w.0 == worker).map(|(id, _)| *id).collect();
-        match self.ask(|t| Event::LeaseAsked(t, caller, held)) {
-            Some(Answer::Lease(LeaseReply { what: Some(lease_reply::What::Leased(leased)) })) => Some(leased),
+        match self.ask(|t| Event::LeaseAsked(t, caller, held, need)) {
+            Some(Answer::Lease(LeaseReply { what: Some(lease_reply::What::Leased(leased)), .. })) => {
+                Some(leased)
+            }
             _ => None,
         }
     }
@@ -495,10 +501,51 @@ fn a_lease_is_recorded_before_it_is_given() {
     let mut world = World::training(&[], 2);
     let caller = world.caller(Role::Worker, 0);
     let mut effects = Vec::new();
-    world.job.step(world.now, Event::LeaseAsked(99, caller, vec![]), &mut effects);
+    world.job.step(world.now, Event::LeaseAsked(99, caller, BTreeSet::new(), Need::Now), &mut effects);
     let recorded = effects.iter().position(|e| matches!(e, Effect::Record(Entry::Leased { .. }))).unwrap();
     let given = effects.iter().position(|e| matches!(e, Effect::Answer(99, _))).unwrap();
     assert!(recorded < given);
+}
+
+#[test]
+fn tasks_are_leased_ahead_while_as_many_wait() {
+    let mut world = World::training(&[("train.epochs", "1")], 6);
+    for _ in 0..3 {
+        assert!(world.lease_for(0, Need::Ahead).is_some());
+    }
+    assert!(world.lease_for(1, Need::Ahead).is_some(), "three wait, three are leased");
+    assert!(world.lease_for(1, Need::Ahead).is_none(), "two wait for whoever has nothing to do");
+    assert!(world.lease_for(1, Need::Now).is_some());
+}
+
+#[test]
+fn a_worker_that_asks_hears_which_of_its_leases_have_ended() {
+    let mut world = World::training(&[("limits.lease", "1s")], 6);
+    let kept = world.lease(0).unwrap();
+    let caller = world.caller(Role::Worker, 0);
+    let lease = |leased: &Leased| LeaseId { term: leased.term, n: leased.lease };
+    let gone = LeaseId { term: kept.term, n: 77 };
+    let held = BTreeSet::from([lease(&kept), gone]);
+    let Some(Answer::Lease(reply)) = world.ask(|t| Event::LeaseAsked(t, caller, held, Need::Now)) else {
+        panic!()
+    };
+    assert_eq!(reply.ended, [elasticdl_wire::control::LeaseNumber { term: gone.term, n: gone.n }]);
+}
+
+/// While it stood still it could not hear that batches were done.
+#[test]
+fn a_master_that_slept_ends_no_lease_for_that() {
+    let mut world = World::training(&[("limits.lease", "1s")], 6);
+    let leased = world.lease(0).unwrap();
+    world.tick(5000);
+    assert!(
+        world.report(0, &leased, report_request::Outcome::Progress(true)),
+        "it was the master that slept"
+    );
+    for _ in 0..13 {
+        world.tick(100);
+    }
+    assert!(!world.report(0, &leased, report_request::Outcome::Progress(true)), "it was the worker");
 }
 
 #[test]
@@ -738,7 +785,10 @@ fn a_failed_checkpoint_is_a_warning_while_training_and_the_end_when_it_is_the_la
 fn strangers_are_told_to_leave_and_get_no_lease() {
     let mut world = World::training(&[], 2);
     let stranger = Caller { role: Role::Worker as i32, id: 0, pid: 1 };
-    assert!(matches!(world.ask(|t| Event::LeaseAsked(t, stranger, vec![])), Some(Answer::Refused(_))));
+    assert!(matches!(
+        world.ask(|t| Event::LeaseAsked(t, stranger, BTreeSet::new(), Need::Now)),
+        Some(Answer::Refused(_))
+    ));
     let Some(Answer::Beat(reply)) = world.ask(|t| Event::Beat(t, stranger, Value::Null)) else { panic!() };
     assert_eq!(reply.what, Some(elasticdl_wire::control::beat_reply::What::Leave(true)));
 }

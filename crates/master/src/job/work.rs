@@ -1,22 +1,25 @@
 //! Tasks on their way: leases asked for, reports taken in.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use elasticdl_spec::scores::Scores;
 use elasticdl_spec::{LeaseId, Purpose, TaskId, WorkerId};
 use elasticdl_wire::control::{
-    Done, Failed, LeaseReply, Leased, ReportRequest, Role, lease_reply, report_request,
+    Done, Failed, LeaseNumber, LeaseReply, Leased, ReportRequest, Role, lease_reply, report_request,
 };
 use serde_json::json;
 
 use super::members::refused;
-use super::{Answer, Caller, Effect, Job, Ticket, fields};
+use super::{Answer, Caller, Effect, Job, Need, Ticket, fields};
 use crate::ledger::{Entry, Quarantined};
 use crate::status::Phase;
 use crate::tasks::Held;
 
 /// How soon a worker asks again when there is nothing for it.
 const WAIT_MS: u32 = 50;
+/// How many evaluation tasks a worker has at once: all workers are to share a round.
+const EVALUATIONS_MAX: usize = 2;
 /// Failures of one batch before it is set aside.
 const FAILURES_MAX: u32 = 3;
 /// Over how long rates and losses are averaged.
@@ -28,7 +31,8 @@ impl Job {
         now: Duration,
         ticket: Ticket,
         caller: Caller,
-        held: &[LeaseId],
+        held: &BTreeSet<LeaseId>,
+        need: Need,
         effects: &mut Vec<Effect>,
     ) {
         if !self.fleet.knows(Role::Worker, caller.id, caller.pid) {
@@ -38,24 +42,36 @@ impl Job {
         let freed = self.tasks.keep_only(worker, held);
         self.record_freed(freed, effects);
         self.evaluation.keep_only(worker, held);
+        let mut ended = held.clone();
+        for lease in self.tasks.leases_of(worker).chain(self.evaluation.leases_of(worker)) {
+            ended.remove(&lease);
+        }
         let what = if self.phase.is_over() {
             lease_reply::What::Finished(true)
         } else {
-            match self.next_task(now, worker, effects) {
+            match self.next_task(now, worker, need, effects) {
                 Some(leased) => lease_reply::What::Leased(leased),
                 None => lease_reply::What::WaitMs(WAIT_MS),
             }
         };
-        effects.push(Effect::Answer(ticket, Answer::Lease(LeaseReply { what: Some(what) })));
+        let ended = ended.into_iter().map(|lease| LeaseNumber { term: lease.term, n: lease.n }).collect();
+        effects.push(Effect::Answer(ticket, Answer::Lease(LeaseReply { what: Some(what), ended })));
     }
 
     /// Evaluation goes first: its figures are wanted of this moment, and it is short.
-    fn next_task(&mut self, now: Duration, worker: WorkerId, effects: &mut Vec<Effect>) -> Option<Leased> {
+    fn next_task(
+        &mut self,
+        now: Duration,
+        worker: WorkerId,
+        need: Need,
+        effects: &mut Vec<Effect>,
+    ) -> Option<Leased> {
         if !matches!(self.phase, Phase::Training | Phase::Evaluating) {
             return None;
         }
         let id = self.next_lease();
-        if let Some(task) = self.evaluation.lease(now, id, worker) {
+        let evaluates = self.evaluation.leases_of(worker).count() < EVALUATIONS_MAX;
+        if evaluates && let Some(task) = self.evaluation.lease(now, id, worker) {
             let shard = serde_json::to_string(self.evaluation.shard(task)).expect("a shard is JSON");
             return Some(Leased {
                 task: task.to_string(),
@@ -66,6 +82,10 @@ impl Job {
             });
         }
         if self.phase != Phase::Training || self.must_wait(now) {
+            return None;
+        }
+        // Towards the end workers have ever less in hand, and so they end together.
+        if need == Need::Ahead && !self.tasks.is_plentiful() {
             return None;
         }
         let (task, again) = self.tasks.lease(now, id, worker)?;

@@ -173,9 +173,11 @@ fn rolling_back_ends_leases_too_and_keeps_the_order() {
             tasks.commit(covered);
         }
     }
-    lease(&mut tasks, 6, 0).unwrap();
+    let given_back = lease(&mut tasks, 6, 0).unwrap();
+    assert_eq!(tasks.give_back(given_back, lease_id(6)), Held::Yes);
+    lease(&mut tasks, 7, 0).unwrap();
     tasks.roll_back();
-    let again: Vec<TaskId> = (7..).map_while(|n| lease(&mut tasks, n, 0)).collect();
+    let again: Vec<TaskId> = (8..).map_while(|n| lease(&mut tasks, n, 0)).collect();
     assert_eq!(again, undisturbed[2..]);
 }
 
@@ -185,7 +187,7 @@ fn a_lease_that_never_arrived_is_given_again() {
     let first = lease(&mut tasks, 1, 0).unwrap();
     let lost = lease(&mut tasks, 2, 0).unwrap();
     let others = lease(&mut tasks, 3, 1).unwrap();
-    assert_eq!(tasks.keep_only(WorkerId(0), &[lease_id(1)]), [lost]);
+    assert_eq!(tasks.keep_only(WorkerId(0), &BTreeSet::from([lease_id(1)])), [lost]);
     assert_eq!(lease(&mut tasks, 4, 0), Some(lost));
     assert!(finish(&mut tasks, first, 1) && finish(&mut tasks, others, 3) && !finish(&mut tasks, lost, 2));
 }
@@ -262,6 +264,15 @@ proptest! {
     }
 }
 
+#[test]
+fn of_a_dead_workers_tasks_the_one_it_was_at_comes_first() {
+    let mut tasks = tasks(1, 9, Order::Shuffled(3));
+    let held: Vec<TaskId> = (0..4).map(|n| lease(&mut tasks, n, u32::from(n == 1)).unwrap()).collect();
+    assert_eq!(tasks.worker_gone(WorkerId(0)).len(), 3);
+    let again: Vec<TaskId> = (4..7).map(|n| lease(&mut tasks, n, 1).unwrap()).collect();
+    assert_eq!(again, [held[0], held[2], held[3]]);
+}
+
 /// Goal: after a master's death tasks are opened again before the files are indexed again. They wait once,
 /// and not before their shard is known.
 #[test]
@@ -281,5 +292,5 @@ fn a_task_that_waits_before_its_shard_is_found_waits_once() {
     tasks.all_found();
     assert_eq!(tasks.counts().todo, 4);
     let leased: Vec<u32> = (3..9).map_while(|n| lease(&mut tasks, n, 0)).map(|task| task.shard).collect();
-    assert_eq!(leased, [0, 1, 2, 3]);
+    assert_eq!(leased, [3, 0, 1, 2], "the one that somebody was at goes first");
 }

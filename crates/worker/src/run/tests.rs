@@ -3,10 +3,11 @@
 use std::io::Write;
 use std::sync::Mutex;
 
-use elasticdl_spec::job::*;
+use elasticdl_spec::job::Format;
 use elasticdl_spec::layout::*;
+use elasticdl_spec::resolve::{Inputs, resolve};
 use elasticdl_spec::scores::Scores;
-use elasticdl_spec::{JobSpec, ModelShape, ModelSpec, OptimizerSpec, PartitionId, Shard, TaskId, Zoo};
+use elasticdl_spec::{JobSpec, ModelShape, PartitionId, Shard, TaskId};
 use elasticdl_wire::control::master_server::{Master as Service, MasterServer};
 use elasticdl_wire::control::{self, *};
 use tokio::net::TcpListener;
@@ -114,9 +115,13 @@ impl Service for FakeMaster {
     async fn lease(&self, request: Request<LeaseRequest>) -> Reply<LeaseReply> {
         self.known()?;
         let mut script = self.script();
-        script.held.push(request.into_inner().held);
-        if script.tasks.is_empty() {
-            return Ok(Response::new(LeaseReply { what: Some(lease_reply::What::Finished(true)) }));
+        let request = request.into_inner();
+        script.held.push(request.held);
+        let answer = |what| Ok(Response::new(LeaseReply { what: Some(what), ended: vec![] }));
+        match script.tasks.is_empty() {
+            true if request.ahead => return answer(lease_reply::What::WaitMs(10)),
+            true => return answer(lease_reply::What::Finished(true)),
+            false => {}
         }
         let task = script.tasks.remove(0).to_string();
         script.leases += 1;
@@ -124,7 +129,7 @@ impl Service for FakeMaster {
         let (again, quarantined) = (script.again, script.quarantined.clone());
         let leased =
             control::Leased { task, term: script.term, lease: script.leases, shard, again, quarantined };
-        Ok(Response::new(LeaseReply { what: Some(lease_reply::What::Leased(leased)) }))
+        answer(lease_reply::What::Leased(leased))
     }
 
     async fn report(&self, request: Request<ReportRequest>) -> Reply<ReportReply> {
@@ -158,33 +163,26 @@ fn layout() -> Layout {
 }
 
 fn job(orphan: Duration) -> JobSpec {
-    JobSpec {
-        name: "test".into(),
-        model: ModelSpec { zoo: Zoo::Lr, embedding_dim: 0, hidden: vec![] },
-        data: DataSpec {
-            train: vec![],
-            validate: vec![],
-            layout: layout(),
-            format: Some(Format::Text),
-            synth_rows: None,
-            bad_records_max: 0,
-            shuffle: true,
-            batches_per_task: 4,
-        },
-        train: TrainSpec {
-            epochs: 1,
-            batch: BATCH,
-            optimizer: OptimizerSpec::Sgd { learning_rate: 1.0 },
-            seed: 7,
-            staleness: None,
-        },
-        evaluate: EvaluateSpec { every: None },
-        workers: WorkersSpec { count: 1, max: 1, threads: 2, pipeline: 3 },
-        servers: ServersSpec { count: 2, partitions: PARTITIONS },
-        checkpoint: CheckpointSpec { dir: None, every: None, keep: 1 },
-        output: None,
-        limits: LimitsSpec { lease: Duration::from_secs(60), orphan, silence: NEVER, restarts: 0 },
-    }
+    let flags = [
+        ("name", "test".into()),
+        ("model.zoo", "lr".into()),
+        ("data.train", "t".into()),
+        ("data.layout", "criteo".into()),
+        ("data.format", "text".into()),
+        ("data.batches_per_task", "4".into()),
+        ("train.batch", BATCH.to_string()),
+        ("train.optimizer", "sgd".into()),
+        ("train.learning_rate", "1".into()),
+        ("workers.threads", "2".into()),
+        ("workers.pipeline", "3".into()),
+        ("servers.count", "2".into()),
+        ("servers.partitions", PARTITIONS.to_string()),
+        ("limits.orphan", format!("{}ms", orphan.as_millis())),
+    ];
+    let flags = flags.map(|(path, value)| (path.to_string(), value)).into();
+    let mut job = resolve(&Inputs { flags, ..Inputs::default() }).unwrap().job;
+    job.data.layout = layout();
+    job
 }
 
 /// A master with these tasks, all over one file of 30 records, and its servers.
@@ -540,9 +538,9 @@ fn a_lease_that_makes_no_sense_is_refused() {
             shard: shard.into(),
             ..Default::default()
         };
-        understand(LeaseReply { what: Some(lease_reply::What::Leased(leased)) })
+        understand(LeaseReply { what: Some(lease_reply::What::Leased(leased)), ended: vec![] })
     };
     assert!(leased("train/0/x", "{}").unwrap_err().to_string().contains("train/0/17"));
     assert!(leased("train/0/1", "{}").unwrap_err().to_string().contains("missing field"));
-    assert!(understand(LeaseReply { what: None }).is_err());
+    assert!(understand(LeaseReply { what: None, ended: vec![] }).is_err());
 }

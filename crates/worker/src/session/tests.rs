@@ -15,6 +15,13 @@ fn leased(n: u32) -> Leased {
     Leased::new(claim(n), shard)
 }
 
+fn ask(pause: Duration) -> Effect {
+    Effect::Ask { pause, ahead: false }
+}
+
+const ASK_AHEAD: Effect = Effect::Ask { pause: Duration::ZERO, ahead: true };
+const LONG: Duration = Duration::from_secs(3600);
+
 fn all_done() -> Outcome {
     Outcome::Done { records: 9, batches: 3, incarnations: vec![1, 1], scores: None }
 }
@@ -33,11 +40,33 @@ impl Rig {
         effects
     }
 
-    /// A session with a task of this number.
+    /// A session with a task of this number, whose master gives none ahead.
     fn with_task(&mut self, n: u32) {
         self.step(Input::Wanted);
         let effects = self.step(Input::Leased(leased(n)));
-        assert_eq!(effects, [Effect::Start(leased(n))]);
+        assert_eq!(effects[0], Effect::Start(leased(n)));
+        if effects[1..] == [ASK_AHEAD] {
+            assert_eq!(self.step(Input::Wait(LONG)), []);
+        }
+    }
+
+    /// A session with one task begun and this many in hand, each of which takes a second.
+    fn with_backlog(&mut self, count: u32) {
+        self.with_task(0);
+        self.with_task(1);
+        for n in 0..2 {
+            self.now += 1000 * MS;
+            report(&self.done(n));
+            self.step(Input::Reported { held: true });
+        }
+        self.session.ahead_not_before = self.now;
+        assert_eq!(self.step(Input::Wanted), [ask(Duration::ZERO)]);
+        let effects = self.step(Input::Leased(leased(2)));
+        assert_eq!(effects, [Effect::Start(leased(2)), ASK_AHEAD]);
+        for n in 3..3 + count {
+            assert_eq!(self.session.asking, Some(Asking::Ahead));
+            self.step(Input::Leased(leased(n)));
+        }
     }
 
     fn applied(&mut self, n: u32, records: u64) -> Vec<Effect> {
@@ -61,21 +90,83 @@ fn report(effects: &[Effect]) -> &Report {
 fn a_task_is_asked_for_when_one_is_wanted_and_not_twice() {
     let mut rig = Rig::default();
     assert_eq!(rig.step(Input::Tick), []);
-    assert_eq!(rig.step(Input::Wanted), [Effect::Ask(Duration::ZERO)]);
+    assert_eq!(rig.step(Input::Wanted), [ask(Duration::ZERO)]);
     assert_eq!(rig.step(Input::Tick), []);
-    assert_eq!(rig.step(Input::Wait(30 * MS)), [Effect::Ask(30 * MS)]);
-    assert_eq!(rig.step(Input::Wait(Duration::ZERO)), [Effect::Ask(5 * MS)], "never without a pause");
+    assert_eq!(rig.step(Input::Wait(30 * MS)), [ask(30 * MS)]);
+    assert_eq!(rig.step(Input::Wait(Duration::ZERO)), [ask(5 * MS)], "never without a pause");
 }
 
 #[test]
-fn one_task_is_leased_ahead_and_no_more() {
+fn one_task_is_leased_ahead_while_nothing_is_known_of_their_pace() {
     let mut rig = Rig::default();
     rig.with_task(0);
     rig.with_task(1);
     assert_eq!(rig.step(Input::Wanted), []);
     let effects = rig.done(0);
-    assert_eq!(effects[0], Effect::Ask(Duration::ZERO));
+    assert_eq!(effects[0], ask(Duration::ZERO));
     assert_eq!(report(&effects[1..]).claim, claim(0));
+}
+
+#[test]
+fn work_for_some_seconds_is_kept_in_hand() {
+    let mut rig = Rig::default();
+    rig.with_backlog(5);
+    assert_eq!(rig.session.asking, None, "two, and four seconds of a second each");
+    assert_eq!(rig.step(Input::Tick), []);
+    assert_eq!(rig.step(Input::Wanted), [Effect::Start(leased(3))], "without asking anybody");
+    rig.now += 1000 * MS;
+    assert_eq!(rig.done(2)[0], ASK_AHEAD);
+    assert_eq!(rig.step(Input::Wait(50 * MS)), []);
+    rig.now += 49 * MS;
+    assert_eq!(rig.step(Input::Tick), [], "it is not needed yet");
+    rig.now += MS;
+    assert_eq!(rig.step(Input::Tick), [ASK_AHEAD]);
+}
+
+#[test]
+fn what_others_wait_for_goes_before_what_is_in_hand() {
+    let mut rig = Rig::default();
+    rig.with_backlog(3);
+    let again = Leased { again: true, ..leased(8) };
+    rig.step(Input::Leased(again.clone()));
+    let mut evaluation = leased(9);
+    evaluation.claim.task = TaskId::evaluate(0, 9);
+    rig.step(Input::Leased(evaluation.clone()));
+    assert_eq!(rig.step(Input::Wanted), [Effect::Start(again)]);
+    assert_eq!(rig.step(Input::Wanted), [Effect::Start(evaluation)]);
+    assert_eq!(rig.step(Input::Wanted), [Effect::Start(leased(3))]);
+}
+
+#[test]
+fn leases_that_have_ended_are_let_go_of_begun_or_not() {
+    let mut rig = Rig::default();
+    rig.with_backlog(5);
+    let ended = [2, 3, 4].map(|n| claim(n).lease).into();
+    let effects = rig.step(Input::LeasesEnded(ended));
+    assert_eq!(effects, [Effect::Drop(claim(2)), ASK_AHEAD]);
+    assert_eq!(rig.session.leases(), [5, 6, 7].map(|n| claim(n).lease));
+    assert_eq!(rig.step(Input::Wanted), [Effect::Start(leased(5))]);
+}
+
+#[test]
+fn a_task_that_is_done_here_is_still_reported_though_its_lease_has_ended() {
+    let mut rig = Rig::default();
+    rig.with_task(0);
+    rig.applied(0, 10);
+    rig.done(0);
+    assert_eq!(rig.step(Input::LeasesEnded([claim(0).lease].into())), []);
+    assert_eq!(report(&rig.step(Input::Reported { held: true })).state, State::Ended(all_done()));
+}
+
+#[test]
+fn what_was_not_begun_is_given_back_when_the_job_is_over() {
+    let mut rig = Rig::default();
+    rig.with_backlog(2);
+    let effects = rig.step(Input::Finished);
+    assert_eq!((report(&effects).claim, &report(&effects).state), (claim(3), &State::Returned));
+    let effects = rig.step(Input::Reported { held: true });
+    assert_eq!((report(&effects).claim, &report(&effects).state), (claim(4), &State::Returned));
+    assert_eq!(rig.step(Input::Reported { held: true }), [], "the one in hand is finished first");
 }
 
 #[test]
@@ -84,7 +175,7 @@ fn a_session_that_goes_one_after_the_other_leases_nothing_ahead() {
     rig.with_task(0);
     assert_eq!(rig.step(Input::Wanted), []);
     report(&rig.done(0));
-    assert_eq!(rig.step(Input::Reported { held: true }), [Effect::Ask(Duration::ZERO)]);
+    assert_eq!(rig.step(Input::Reported { held: true }), [ask(Duration::ZERO)]);
 }
 
 #[test]
@@ -176,7 +267,7 @@ fn a_lost_task_is_not_reported() {
     let mut rig = Rig::default();
     rig.with_task(0);
     assert_eq!(rig.step(Input::Ended(claim(0), Outcome::Lost)), []);
-    assert_eq!(rig.step(Input::Wanted), [Effect::Ask(Duration::ZERO)]);
+    assert_eq!(rig.step(Input::Wanted), [ask(Duration::ZERO)]);
 }
 
 #[test]
@@ -198,11 +289,11 @@ fn the_first_reason_for_a_tasks_end_counts_and_failures_slow_the_asking() {
     assert_eq!(report(&effects).state, State::Ended(failed("nan")));
     assert_eq!(rig.step(Input::Ended(claim(0), failed("later"))), []);
     rig.step(Input::Reported { held: true });
-    assert_eq!(rig.step(Input::Wanted), [Effect::Ask(50 * MS)], "not as fast as it can");
+    assert_eq!(rig.step(Input::Wanted), [ask(50 * MS)], "not as fast as it can");
     rig.step(Input::Leased(leased(1)));
     rig.applied(1, 10);
     rig.step(Input::Reported { held: true });
-    assert_eq!(rig.step(Input::Wanted), [Effect::Ask(Duration::ZERO)], "a batch done ends the row");
+    assert_eq!(rig.step(Input::Wanted), [ask(Duration::ZERO)], "a batch done ends the row");
 }
 
 #[test]
