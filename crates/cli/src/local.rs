@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use elasticdl_master::config::{Exit, Launcher, Process};
+use elasticdl_master::config::{Exit, Launcher, News, Process};
 use elasticdl_wire::control::Role;
 use rustix::process::Signal;
 use tokio::sync::mpsc;
@@ -30,7 +30,7 @@ pub struct Local {
     program: PathBuf,
     dir: JobDir,
     master: String,
-    exits: mpsc::UnboundedSender<Exit>,
+    exits: mpsc::UnboundedSender<News>,
     alive: Alive,
 }
 
@@ -39,7 +39,7 @@ type Alive = Arc<Mutex<BTreeMap<u32, Arc<Handle>>>>;
 
 impl Local {
     /// Starts `program` for the job in `dir`, whose master is at `master`; exits go to `exits`.
-    pub fn new(program: PathBuf, dir: JobDir, master: String, exits: mpsc::UnboundedSender<Exit>) -> Self {
+    pub fn new(program: PathBuf, dir: JobDir, master: String, exits: mpsc::UnboundedSender<News>) -> Self {
         Local { program, dir, master, exits, alive: Alive::default() }
     }
 
@@ -76,7 +76,8 @@ impl Local {
             alive(&others).remove(&pid);
             let last_lines = last_lines(&log, LINES).unwrap_or_default();
             // The master may have ended meanwhile; then nobody asks.
-            let _ = exits.send(Exit { role, id, pid, code, signal, last_lines });
+            let exit = Exit { role, id, pid, code, signal, last_lines, outside: None };
+            let _ = exits.send(News::Exited(exit));
         };
         thread::Builder::new().name(format!("wait {}", name(role, id))).spawn(wait)?;
         Ok(())
@@ -147,7 +148,7 @@ mod tests {
     const DEADLINE: Duration = Duration::from_secs(30);
 
     /// A launcher for a job in a directory of its own, and where its exits come out.
-    fn local(root: &tempfile::TempDir) -> (Local, mpsc::UnboundedReceiver<Exit>) {
+    fn local(root: &tempfile::TempDir) -> (Local, mpsc::UnboundedReceiver<News>) {
         let dir = JobDir::at(root.path()).unwrap();
         std::fs::create_dir_all(dir.logs()).unwrap();
         std::fs::write(dir.log("worker-3"), "last words\n").unwrap();
@@ -162,8 +163,10 @@ mod tests {
         (child, process)
     }
 
-    async fn next(exits: &mut mpsc::UnboundedReceiver<Exit>) -> Exit {
-        tokio::time::timeout(DEADLINE, exits.recv()).await.expect("an exit is told at once").unwrap()
+    async fn next(exits: &mut mpsc::UnboundedReceiver<News>) -> Exit {
+        let news = tokio::time::timeout(DEADLINE, exits.recv()).await.expect("an exit is told at once");
+        let Some(News::Exited(exit)) = news else { panic!("{news:?}") };
+        exit
     }
 
     #[tokio::test]
@@ -181,6 +184,7 @@ mod tests {
             code: None,
             signal: None,
             last_lines: vec!["last words".into()],
+            outside: None,
         };
         assert_eq!(told, expected);
         child.wait().unwrap();

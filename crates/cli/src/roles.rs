@@ -39,7 +39,7 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
     let listener = bind(args.listen, patience).await?;
     let address = listener.local_addr().context("asking for the address")?.to_string();
     let plan = check::plan(&record.job)?;
-    let (exits_in, exits) = mpsc::unbounded_channel();
+    let (news_in, news) = mpsc::unbounded_channel();
     let (stops_in, stops) = mpsc::unbounded_channel();
     stop_on_signals(stops_in.clone())?;
     if args.attached {
@@ -47,7 +47,7 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
     }
     fs::create_dir_all(dir.logs()).with_context(|| format!("making {}", dir.logs().display()))?;
     let program = std::env::current_exe().context("finding this program")?;
-    let launcher = Local::new(program, dir.clone(), address.clone(), exits_in);
+    let launcher = Local::new(program, dir.clone(), address.clone(), news_in);
     let config = elasticdl_master::Config {
         best: truth::best(&record.job.data.validate),
         export: exporter(&dir, &record),
@@ -57,7 +57,7 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
         listener,
         resume: args.resume,
         launcher: Box::new(launcher),
-        exits,
+        news,
         stops,
     };
     // The client takes this for the sign that it can call.

@@ -25,8 +25,8 @@ pub struct Config {
     pub resume: bool,
     /// Starts and stops processes.
     pub launcher: Box<dyn Launcher>,
-    /// Exits of processes that the launcher started.
-    pub exits: mpsc::UnboundedReceiver<Exit>,
+    /// What becomes of processes that the launcher started.
+    pub news: mpsc::UnboundedReceiver<News>,
     /// A value here asks the job to stop, as `POST /v1/stop` does: signals, a client that went away.
     pub stops: mpsc::UnboundedReceiver<crate::status::StopRequest>,
     /// What the data allows at best, where it carries a planted truth.
@@ -49,10 +49,10 @@ pub struct Best {
 
 /// Starts and stops the processes of a job: local processes, or pods.
 pub trait Launcher: Send {
-    /// Starts a worker or server. Its exit comes through [`Config::exits`].
+    /// Starts a worker or server. Its exit comes through [`Config::news`].
     fn start(&mut self, role: Role, id: u32) -> io::Result<Process>;
     /// Takes over what an earlier master started, where that very process still runs: from now on its exit
-    /// comes through [`Config::exits`], as fast as that of one started here. `false`: it is gone.
+    /// comes through [`Config::news`], as fast as that of one started here. `false`: it is gone.
     fn adopt(&mut self, role: Role, id: u32, process: Process) -> bool;
     /// Asks it to end: SIGTERM, which drains.
     fn stop(&mut self, role: Role, id: u32, pid: u32);
@@ -67,6 +67,30 @@ pub struct Process {
     pub pid: u32,
     /// When it was started, in the launcher's own measure.
     pub started: u64,
+}
+
+/// What becomes of a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum News {
+    /// It is gone.
+    Exited(Exit),
+    /// It does not run yet.
+    Waits(Waits),
+}
+
+/// A process does not run yet: a pod for which there is no room.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waits {
+    /// What it is.
+    pub role: Role,
+    /// Its number.
+    pub id: u32,
+    /// Its process id.
+    pub pid: u32,
+    /// Why, in the words of who knows.
+    pub why: String,
+    /// Whether that may pass by itself.
+    pub may_pass: bool,
 }
 
 /// A process is gone.
@@ -84,4 +108,7 @@ pub struct Exit {
     pub signal: Option<i32>,
     /// The last lines of its log, for messages.
     pub last_lines: Vec<String>,
+    /// What ended it, where the program had no part in that: it was preempted, or its node is lost. Such an end
+    /// is no reason to give the job up.
+    pub outside: Option<String>,
 }

@@ -65,6 +65,15 @@ pub struct Member {
     pub restarts: u32,
 }
 
+/// Who ended a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The process itself.
+    Own,
+    /// Somebody who needed its place: its replacement may be more lucky, and waits for nothing.
+    Outside,
+}
+
 /// Deaths in a row without a batch done.
 #[derive(Debug, Clone, Copy, Default)]
 struct Deaths {
@@ -193,8 +202,14 @@ impl Fleet {
         self.member(role, id).is_some_and(|m| m.pid == Some(pid) && !ending(m))
     }
 
+    /// Whether this very process was ordered and has not joined.
+    pub fn is_starting(&self, role: Role, id: u32, pid: u32) -> bool {
+        self.member(role, id)
+            .is_some_and(|m| m.state == State::Starting && m.pid.is_none_or(|known| known == pid))
+    }
+
     /// A process is gone. Returns whether that was asked for; `None` where it was none of ours.
-    pub fn exited(&mut self, now: Duration, role: Role, id: u32, pid: u32) -> Option<bool> {
+    pub fn exited(&mut self, now: Duration, role: Role, id: u32, pid: u32, fault: Fault) -> Option<bool> {
         let member = *self.member(role, id).filter(|m| m.pid.is_none_or(|known| known == pid))?;
         let asked = member.state == State::Draining || self.closing;
         match role {
@@ -206,7 +221,7 @@ impl Fleet {
                 self.servers.insert(id, next);
             }
         }
-        if !asked {
+        if !asked && fault == Fault::Own {
             let deaths = match role {
                 Role::Worker => &mut self.worker_deaths,
                 Role::Server => self.server_deaths.entry(id).or_default(),
@@ -301,14 +316,14 @@ mod tests {
     #[test]
     fn a_dead_worker_is_replaced_at_once_under_a_new_number() {
         let mut fleet = running();
-        assert_eq!(fleet.exited(at(5), Role::Worker, 0, 20), Some(false));
+        assert_eq!(fleet.exited(at(5), Role::Worker, 0, 20, Fault::Own), Some(false));
         assert_eq!(fleet.reconcile(at(5)), [start(Role::Worker, 2)]);
     }
 
     #[test]
     fn a_dead_server_is_started_again_under_its_number() {
         let mut fleet = running();
-        assert_eq!(fleet.exited(at(5), Role::Server, 0, 10), Some(false));
+        assert_eq!(fleet.exited(at(5), Role::Server, 0, 10, Fault::Own), Some(false));
         assert_eq!(fleet.reconcile(at(5)), [start(Role::Server, 0)]);
         assert_eq!(fleet.servers()[&0].restarts, 1);
     }
@@ -316,34 +331,46 @@ mod tests {
     #[test]
     fn deaths_in_a_row_are_paused_and_then_given_up_but_progress_forgives() {
         let mut fleet = running();
-        fleet.exited(at(0), Role::Worker, 0, 20);
+        fleet.exited(at(0), Role::Worker, 0, 20, Fault::Own);
         assert_eq!(fleet.reconcile(at(0)), [start(Role::Worker, 2)]);
         fleet.started(Role::Worker, 2, 22);
-        fleet.exited(at(10), Role::Worker, 2, 22);
+        fleet.exited(at(10), Role::Worker, 2, 22, Fault::Own);
         assert_eq!(fleet.reconcile(at(10)), [], "the second in a row waits");
         assert_eq!(fleet.reconcile(at(510)), [start(Role::Worker, 3)]);
         fleet.progress();
         for n in 0..3u64 {
             let id = 3 + n as u32;
             fleet.started(Role::Worker, id, 100 + id);
-            fleet.exited(at(1000 + n * 60_000), Role::Worker, id, 100 + id);
+            fleet.exited(at(1000 + n * 60_000), Role::Worker, id, 100 + id, Fault::Own);
             assert_eq!(fleet.reconcile(at(50_000 + n * 60_000)), [start(Role::Worker, id + 1)]);
         }
         fleet.started(Role::Worker, 6, 106);
-        fleet.exited(at(300_000), Role::Worker, 6, 106);
+        fleet.exited(at(300_000), Role::Worker, 6, 106, Fault::Own);
         assert_eq!(fleet.reconcile(at(400_000)), [Order::GiveUp { role: Role::Worker }]);
+    }
+
+    #[test]
+    fn what_was_preempted_comes_back_at_once_however_often() {
+        let mut fleet = running();
+        for (n, id) in [0, 2, 3, 4, 5, 6, 7].into_iter().enumerate() {
+            if n > 0 {
+                fleet.started(Role::Worker, id, 20 + id);
+            }
+            assert_eq!(fleet.exited(at(n as u64), Role::Worker, id, 20 + id, Fault::Outside), Some(false));
+            assert_eq!(fleet.reconcile(at(n as u64)), [start(Role::Worker, n as u32 + 2)]);
+        }
     }
 
     #[test]
     fn a_server_does_not_wait_for_the_deaths_of_others() {
         let mut fleet = running();
-        fleet.exited(at(0), Role::Worker, 0, 20);
-        fleet.exited(at(0), Role::Worker, 1, 21);
+        fleet.exited(at(0), Role::Worker, 0, 20, Fault::Own);
+        fleet.exited(at(0), Role::Worker, 1, 21, Fault::Own);
         assert_eq!(fleet.reconcile(at(0)), [], "both workers: the second death is one in a row");
-        fleet.exited(at(1), Role::Server, 0, 10);
+        fleet.exited(at(1), Role::Server, 0, 10, Fault::Own);
         assert_eq!(fleet.reconcile(at(1)), [start(Role::Server, 0)]);
         fleet.started(Role::Server, 0, 11);
-        fleet.exited(at(2), Role::Server, 0, 11);
+        fleet.exited(at(2), Role::Server, 0, 11, Fault::Own);
         assert_eq!(fleet.reconcile(at(3)), [], "it waits for its own");
     }
 
@@ -353,7 +380,7 @@ mod tests {
         fleet.scale(1);
         assert_eq!(fleet.reconcile(at(1)), [Order::Stop { role: Role::Worker, id: 1, pid: 21 }]);
         assert_eq!(fleet.reconcile(at(2)), []);
-        assert_eq!(fleet.exited(at(3), Role::Worker, 1, 21), Some(true));
+        assert_eq!(fleet.exited(at(3), Role::Worker, 1, 21, Fault::Own), Some(true));
         assert_eq!(fleet.reconcile(at(4)), []);
         fleet.scale(3);
         assert_eq!(fleet.reconcile(at(5)), [start(Role::Worker, 2), start(Role::Worker, 3)]);
@@ -374,7 +401,7 @@ mod tests {
         let mut fleet = running();
         fleet.leaving(Role::Server, 0);
         assert!(!fleet.joined(Role::Server, 0, 10) && !fleet.knows(Role::Server, 0, 10));
-        assert_eq!(fleet.exited(at(1), Role::Server, 0, 10), Some(true));
+        assert_eq!(fleet.exited(at(1), Role::Server, 0, 10, Fault::Own), Some(true));
         fleet.leaving(Role::Worker, 0);
         assert!(fleet.knows(Role::Worker, 0, 20), "a worker that drains has things to say");
     }
@@ -385,6 +412,6 @@ mod tests {
         assert!(!fleet.joined(Role::Worker, 0, 999), "another process with a known number");
         assert!(!fleet.joined(Role::Worker, 77, 20), "an unknown number");
         assert!(fleet.joined(Role::Worker, 0, 20), "joining twice is fine");
-        assert_eq!(fleet.exited(at(0), Role::Worker, 0, 999), None);
+        assert_eq!(fleet.exited(at(0), Role::Worker, 0, 999, Fault::Own), None);
     }
 }

@@ -15,7 +15,7 @@ use elasticdl_wire::control::{
 use serde_json::{Map, Value};
 
 use crate::checkpoint::{Coordinator, Manifest};
-use crate::config::{Best, Exit, Process};
+use crate::config::{Best, Exit, Process, Waits};
 use crate::evaluation::Evaluation;
 use crate::fleet::{self, Fleet};
 use crate::ledger::{Book, Entry, Quarantined, ShardNote};
@@ -81,6 +81,8 @@ pub enum Event {
     Launched(Role, u32, Result<Process, String>),
     /// A process is gone.
     Exited(Exit),
+    /// A process does not run yet.
+    Waits(Waits),
     /// So many workers, please.
     Scale(Ticket, u32),
     /// Stop.
@@ -157,6 +159,8 @@ struct Known {
     gauges: Value,
     /// When it last called.
     heard: Duration,
+    /// Why it does not run yet.
+    waits: Option<String>,
 }
 
 /// A beat that waits for something to do.
@@ -340,6 +344,7 @@ impl Job {
             Event::Exported(outcome) => self.exported(now, outcome, effects),
             Event::Launched(role, id, outcome) => self.launched(now, role, id, outcome, effects),
             Event::Exited(exit) => self.exited(now, exit, effects),
+            Event::Waits(waits) => self.waits(waits, effects),
             Event::Scale(ticket, workers) => self.scale(now, ticket, workers, effects),
             Event::Stop(stop) => self.stop(now, stop, effects),
             Event::Tick => self.tick(now, effects),

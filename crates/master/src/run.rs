@@ -11,7 +11,7 @@ use elasticdl_wire::control::{BeatReply, Role, beat_reply};
 use elasticdl_wire::failpoint;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::config::{Config, Exit, Export, Launcher};
+use crate::config::{Config, Export, Launcher, News};
 use crate::error::{Error, Result};
 use crate::fleet::Order;
 use crate::job::{Answer, Effect, Event, Job, Start, Ticket};
@@ -71,7 +71,7 @@ pub async fn run(mut config: Config) -> Result<Outcome> {
         running,
         over: None,
     };
-    let outcome = edge.follow(inputs, config.exits, config.stops).await;
+    let outcome = edge.follow(inputs, config.news, config.stops).await;
     if outcome.is_ok() {
         let _ = tokio::time::timeout(LAST_WORDS, edge.log.all_seen()).await;
     }
@@ -168,7 +168,7 @@ impl Edge {
     async fn follow(
         &mut self,
         mut inputs: mpsc::UnboundedReceiver<Input>,
-        mut exits: mpsc::UnboundedReceiver<Exit>,
+        mut news: mpsc::UnboundedReceiver<News>,
         mut stops: mpsc::UnboundedReceiver<crate::status::StopRequest>,
     ) -> Result<Phase> {
         let mut tick = tokio::time::interval(TICK);
@@ -177,10 +177,13 @@ impl Edge {
         loop {
             tokio::select! {
                 biased;
-                Some(exit) = exits.recv() => {
-                    self.running.remove(&exit.pid);
-                    self.step(Event::Exited(exit))?;
-                }
+                Some(news) = news.recv() => match news {
+                    News::Exited(exit) => {
+                        self.running.remove(&exit.pid);
+                        self.step(Event::Exited(exit))?;
+                    }
+                    News::Waits(waits) => self.step(Event::Waits(waits))?,
+                },
                 Some(stop) = stops.recv() => self.step(Event::Stop(stop))?,
                 Some(input) = inputs.recv() => self.input(input)?,
                 _ = tick.tick() => self.step(Event::Tick)?,

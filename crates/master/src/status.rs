@@ -118,8 +118,11 @@ pub struct TaskCounts {
 pub struct Process {
     /// Its number.
     pub id: u32,
-    /// starting, working, idle, serving, draining or waiting (for a restart).
+    /// pending (there is no room for it), starting, working, idle, serving, draining or waiting (for a restart).
     pub state: String,
+    /// Why it is pending.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits: Option<String>,
     /// Its process.
     pub pid: Option<u32>,
     /// How often it was started again.
@@ -138,7 +141,7 @@ pub struct Process {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// What: started, indexed, training, leasing, progress, evaluated, checkpoint, scaled, worker_started,
-    /// worker_joined, worker_exited, server_started, server_ready, server_exited, silent, replay, replayed,
+    /// worker_joined, worker_exited, server_started, server_ready, server_exited, pending, silent, replay, replayed,
     /// task_goes_on, lease_expired, quarantined, warning, stopping, exported, finished.
     pub event: String,
     /// Its number, from 1, without holes.

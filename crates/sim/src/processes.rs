@@ -121,7 +121,7 @@ impl World {
         });
         let signal = code.is_none().then_some(9);
         for master in 0..self.masters.len() {
-            let exit = Exit { role, id, pid, code, signal, last_lines: vec![] };
+            let exit = Exit { role, id, pid, code, signal, last_lines: vec![], outside: None };
             let soon = Duration::from_micros(500 + self.rng.below(5000));
             self.queue.plan(self.now + soon, Action::ExitSeen { master, exit: Box::new(exit) });
         }

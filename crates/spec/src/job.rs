@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::kubernetes::KubernetesSpec;
 use crate::layout::Layout;
 use crate::shape::ModelShape;
 
@@ -31,6 +32,8 @@ pub struct JobSpec {
     pub output: Option<String>,
     /// `limits`: times after which something is given up.
     pub limits: LimitsSpec,
+    /// `kubernetes`, and what the roles ask of a cluster; without a meaning on a single machine.
+    pub kubernetes: KubernetesSpec,
 }
 
 impl JobSpec {

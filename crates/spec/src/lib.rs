@@ -10,11 +10,14 @@
 //! - [`shape`]: tables and tensors of a model, as the servers see them.
 //! - [`placement`]: which partition holds a row, which server holds a partition.
 //! - [`scores`]: how good predictions are, mergeable.
+//! - [`kubernetes`], [`amount`]: what a job asks of a cluster.
 //! - [`ids`], [`mix`], [`error`]: the small things everybody needs.
 
+pub mod amount;
 pub mod error;
 pub mod ids;
 pub mod job;
+pub mod kubernetes;
 pub mod layout;
 pub mod mix;
 pub mod placement;

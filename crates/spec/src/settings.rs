@@ -57,6 +57,16 @@ pub enum Rule {
     Character,
     /// A text or a list of texts.
     Texts,
+    /// An amount as Kubernetes writes it: 500m, 4Gi, 2.
+    Amount,
+    /// low, high, or the fraction that is high.
+    Priority,
+    /// A mapping of texts to texts.
+    Pairs,
+    /// A mapping, passed on as it is.
+    Mapping,
+    /// A list of mappings, passed on as they are.
+    Mappings,
 }
 
 impl Rule {
@@ -76,6 +86,11 @@ impl Rule {
             Rule::Duration => "a time such as 30s or 5m".into(),
             Rule::Character => "one character, such as \",\" or \"\\t\"".into(),
             Rule::Texts => "a text or a list of texts".into(),
+            Rule::Amount => "an amount above 0, such as 2, 500m or 4Gi".into(),
+            Rule::Priority => "low, high, or the fraction from 0 to 1 that is high".into(),
+            Rule::Pairs => "a mapping of names to texts".into(),
+            Rule::Mapping => "a mapping".into(),
+            Rule::Mappings => "a list of mappings".into(),
         }
     }
 }
@@ -249,12 +264,87 @@ pub const SETTINGS: &[Setting] = &[
         Value("4"),
         "Batches between their pull and their acknowledged push in a worker; 1: strictly one after the other.",
     ),
+    setting(
+        "workers.min",
+        Rule::Count { min: 1, max: 1024 },
+        Value("1"),
+        "On a cluster: room for so many is kept for the job; it makes progress with that.",
+    ),
+    setting("workers.cpu", Rule::Amount, Value("1"), "On a cluster: processors that each worker asks for."),
+    setting("workers.memory", Rule::Amount, Value("2Gi"), "On a cluster: memory that each worker asks for."),
+    setting("workers.gpu", count(0), Value("0"), "On a cluster: GPUs of each worker."),
+    setting(
+        "workers.cpu_limit",
+        Rule::Amount,
+        Unset,
+        "On a cluster: processors that a worker may use; unset: what the node has to spare.",
+    ),
+    setting(
+        "workers.memory_limit",
+        Rule::Amount,
+        Unset,
+        "On a cluster: memory at which a worker is killed; unset: workers.memory.",
+    ),
+    setting(
+        "workers.memory_max",
+        Rule::Amount,
+        Unset,
+        "On a cluster: a worker killed for its memory gets half as much again, up to this; unset: four times workers.memory.",
+    ),
+    setting(
+        "workers.priority",
+        Rule::Priority,
+        Value("low"),
+        "On a cluster: low ones give way to online services; or the fraction of the workers that is high.",
+    ),
+    setting(
+        "workers.pod",
+        Rule::Mapping,
+        Unset,
+        "On a cluster: laid over the workers' pods, as a pod template.",
+    ),
     setting("servers.count", Rule::Count { min: 1, max: 1024 }, Value("1"), "Parameter servers."),
     setting(
         "servers.partitions",
         Rule::Count { min: 1, max: 4096 },
         Value("8"),
         "Parts that tables and tensors are dealt in; fixed for the life of the job.",
+    ),
+    setting("servers.cpu", Rule::Amount, Value("1"), "On a cluster: processors that each server asks for."),
+    setting("servers.memory", Rule::Amount, Value("2Gi"), "On a cluster: memory that each server asks for."),
+    setting("servers.cpu_limit", Rule::Amount, Unset, "On a cluster: processors that a server may use."),
+    setting(
+        "servers.memory_limit",
+        Rule::Amount,
+        Unset,
+        "On a cluster: memory at which a server is killed; unset: servers.memory.",
+    ),
+    setting(
+        "servers.memory_max",
+        Rule::Amount,
+        Unset,
+        "On a cluster: a server killed for its memory gets half as much again, up to this; unset: four times servers.memory.",
+    ),
+    setting(
+        "servers.pod",
+        Rule::Mapping,
+        Unset,
+        "On a cluster: laid over the servers' pods, as a pod template.",
+    ),
+    setting("master.cpu", Rule::Amount, Value("200m"), "On a cluster: processors that the master asks for."),
+    setting("master.memory", Rule::Amount, Value("512Mi"), "On a cluster: memory that the master asks for."),
+    setting("master.cpu_limit", Rule::Amount, Unset, "On a cluster: processors that the master may use."),
+    setting(
+        "master.memory_limit",
+        Rule::Amount,
+        Unset,
+        "On a cluster: memory at which the master is killed; unset: no limit.",
+    ),
+    setting(
+        "master.pod",
+        Rule::Mapping,
+        Unset,
+        "On a cluster: laid over the master's pod, as a pod template.",
     ),
     setting(
         "checkpoint.dir",
@@ -303,6 +393,50 @@ pub const SETTINGS: &[Setting] = &[
         Rule::Count { min: 0, max: 1000 },
         Value("5"),
         "Deaths of a process in a row, without a batch done in between, before the job fails.",
+    ),
+    setting("kubernetes.namespace", Rule::Name, Unset, "Namespace of the job; unset: that of the context."),
+    setting(
+        "kubernetes.image",
+        Rule::Text,
+        Unset,
+        "Image of the pods, made with `elasticdl image`; unset: that of this version.",
+    ),
+    setting(
+        "kubernetes.image_pull_policy",
+        Rule::OneOf(&["Always", "IfNotPresent", "Never"]),
+        Value("IfNotPresent"),
+        "When nodes fetch the image.",
+    ),
+    setting("kubernetes.image_pull_secrets", Rule::Texts, Value("[]"), "Secrets to fetch the image with."),
+    setting(
+        "kubernetes.service_account",
+        Rule::Text,
+        Unset,
+        "Account of the master's pod, which may manage pods; unset: one is made for the job.",
+    ),
+    setting(
+        "kubernetes.directory",
+        Rule::Text,
+        Unset,
+        "Directory in the pods that the paths in this file start from; unset: where the first volume is mounted.",
+    ),
+    setting(
+        "kubernetes.volumes",
+        Rule::Mappings,
+        Value("[]"),
+        "Volumes as in a pod, each with a mountPath (and readOnly, subPath): persistentVolumeClaim, hostPath, nfs, configMap, secret.",
+    ),
+    setting("kubernetes.env", Rule::Pairs, Value("{}"), "Environment variables of every pod."),
+    setting("kubernetes.labels", Rule::Pairs, Value("{}"), "Labels of every pod."),
+    setting("kubernetes.annotations", Rule::Pairs, Value("{}"), "Annotations of every pod."),
+    setting("kubernetes.node_selector", Rule::Pairs, Value("{}"), "Labels that a pod's node must have."),
+    setting("kubernetes.tolerations", Rule::Mappings, Value("[]"), "Taints that the pods put up with."),
+    setting("kubernetes.affinity", Rule::Mapping, Unset, "Where pods are better or must be, as in a pod."),
+    setting(
+        "kubernetes.grace",
+        Rule::Duration,
+        Value("30s"),
+        "How long a pod that is to end may take to finish the batch in hand.",
     ),
 ];
 

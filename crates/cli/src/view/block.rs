@@ -239,6 +239,7 @@ pub(super) mod tests {
         Process {
             id,
             state: state.into(),
+            waits: None,
             pid: Some(100 + id),
             restarts: 0,
             task: None,

@@ -48,6 +48,7 @@ pub fn text(event: &Event) -> Option<String> {
             )
         }
         "replayed" => format!("all {} tasks are applied again", count("tasks")),
+        "pending" => format!("{} waits: {}", member(event), text("why")),
         "silent" => format!("{} is silent: it is ended and replaced", member(event)),
         "quarantined" => {
             format!("batch {} of task {} is set aside: {}", text("batch"), text("task"), text("error"))
@@ -84,6 +85,9 @@ fn exited(event: &Event) -> String {
     let name = member(event);
     if field("asked").and_then(Value::as_bool).unwrap_or(false) {
         return format!("{name} left");
+    }
+    if let Some(why) = field("why").and_then(Value::as_str) {
+        return format!("{name} was {why}; a replacement is started");
     }
     let how = match (field("code"), field("signal")) {
         (Some(code), _) => format!("exit code {code}"),
@@ -133,6 +137,8 @@ mod tests {
             { "event": "worker_joined", "worker": 1, "pid": 77 },
             { "event": "worker_exited", "worker": 1, "pid": 77, "asked": false, "signal": 9, "last_lines": ["bye"] },
             { "event": "worker_exited", "worker": 2, "pid": 78, "asked": true, "code": 0 },
+            { "event": "worker_exited", "worker": 3, "pid": 79, "asked": false, "code": 0, "why": "preempted" },
+            { "event": "pending", "worker": 4, "why": "0/2 nodes are available: 2 Insufficient cpu." },
             { "event": "evaluated", "logloss": 0.45678, "auc": null, "records": 1000, "trained": 5000, "last": false },
             { "event": "checkpoint", "checkpoint": 3, "bytes": 5_000_000, "records": 123_456 },
             { "event": "started", "term": 1, "adopted": 0 },

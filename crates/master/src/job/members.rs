@@ -10,8 +10,8 @@ use elasticdl_wire::control::{
 use serde_json::{Value, json};
 
 use super::{Answer, Caller, Effect, Job, Known, Ticket, Waiting, fields};
-use crate::config::{Exit, Process};
-use crate::fleet::{Order, State};
+use crate::config::{Exit, Process, Waits};
+use crate::fleet::{Fault, Order, State};
 use crate::ledger::Entry;
 use crate::store;
 
@@ -215,8 +215,25 @@ impl Job {
         }
     }
 
+    /// A process waits for room, or for something that will not come by itself.
+    pub(super) fn waits(&mut self, waits: Waits, effects: &mut Vec<Effect>) {
+        let Waits { role, id, pid, why, may_pass } = waits;
+        if !self.fleet.is_starting(role, id, pid) {
+            return;
+        }
+        let known = self.known.entry((role as i32, id)).or_default();
+        if known.waits.as_ref() == Some(&why) {
+            return;
+        }
+        let who = if role == Role::Server { "server" } else { "worker" };
+        let facts = fields([(who, json!(id)), ("why", json!(why)), ("may_pass", json!(may_pass))]);
+        effects.push(Effect::Emit("pending", facts));
+        known.waits = Some(why);
+    }
+
     pub(super) fn exited(&mut self, now: Duration, exit: Exit, effects: &mut Vec<Effect>) {
-        let Some(asked) = self.fleet.exited(now, exit.role, exit.id, exit.pid) else { return };
+        let fault = if exit.outside.is_some() { Fault::Outside } else { Fault::Own };
+        let Some(asked) = self.fleet.exited(now, exit.role, exit.id, exit.pid, fault) else { return };
         self.beats.retain(|caller, _| caller.role() != exit.role || caller.id != exit.id);
         self.known.remove(&(exit.role as i32, exit.id));
         effects.push(Effect::Record(Entry::Exited { role: exit.role.into(), id: exit.id }));
@@ -230,6 +247,7 @@ impl Job {
         let mut facts = fields([(key, json!(exit.id)), ("pid", json!(exit.pid)), ("asked", json!(asked))]);
         facts.extend(exit.code.map(|code| ("code".to_string(), json!(code))));
         facts.extend(exit.signal.map(|signal| ("signal".to_string(), json!(signal))));
+        facts.extend(exit.outside.filter(|_| !asked).map(|why| ("why".to_string(), json!(why))));
         let freed = match exit.role {
             Role::Worker => self.tasks.worker_gone(WorkerId(exit.id)),
             Role::Server => Vec::new(),

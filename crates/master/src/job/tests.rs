@@ -142,7 +142,8 @@ impl World {
             }
             Effect::Fleet(fleet::Order::Stop { role, id, pid }) | Effect::Kill(role, id, pid) => {
                 self.running.remove(&(role as i32, id));
-                let exit = Exit { role, id, pid, code: Some(0), signal: None, last_lines: vec![] };
+                let exit =
+                    Exit { role, id, pid, code: Some(0), signal: None, last_lines: vec![], outside: None };
                 self.job.step(self.now, Event::Exited(exit), &mut self.effects);
             }
             Effect::Fleet(fleet::Order::GiveUp { .. }) => panic!("the job turns this into a failure"),
@@ -234,7 +235,15 @@ impl World {
 
     fn kill(&mut self, role: Role, id: u32) {
         let pid = self.running.remove(&(role as i32, id)).unwrap();
-        let exit = Exit { role, id, pid, code: None, signal: Some(9), last_lines: vec!["last words".into()] };
+        let exit = Exit {
+            role,
+            id,
+            pid,
+            code: None,
+            signal: Some(9),
+            last_lines: vec!["last words".into()],
+            outside: None,
+        };
         self.step(Event::Exited(exit));
     }
 

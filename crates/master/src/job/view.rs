@@ -128,6 +128,7 @@ fn process(job: &Job, role: Role, id: u32, member: &Member) -> Process {
     let serving = || job.places.iter().any(|p| p.server == id && p.address.is_some());
     let state = match (member.state, role) {
         (State::Waiting, _) => "waiting",
+        (State::Starting, _) if known.is_some_and(|k| k.waits.is_some()) => "pending",
         (State::Starting, _) => "starting",
         (State::Draining, _) => "draining",
         (State::Joined, Role::Server) if serving() => "serving",
@@ -141,6 +142,7 @@ fn process(job: &Job, role: Role, id: u32, member: &Member) -> Process {
         pid: member.pid,
         restarts: member.restarts,
         task: task.map(|t| t.to_string()),
+        waits: known.and_then(|k| k.waits.clone()),
         records: known.map_or(0, |k| k.records),
         gauges: known.map_or(Value::Null, |k| k.gauges.clone()),
     }

@@ -11,6 +11,7 @@ use crate::job::{
     CheckpointSpec, DataSpec, EvaluateSpec, JobSpec, LimitsSpec, ModelSpec, OptimizerSpec, ServersSpec,
     TrainSpec, WorkersSpec, Zoo,
 };
+use crate::kubernetes::{KubernetesSpec, RolePods};
 use crate::layout::{Bucket, CategoricalField, Label, Layout, NumericField, Scale, TextStyle};
 
 type Values = BTreeMap<&'static str, (Value, Source)>;
@@ -32,12 +33,30 @@ pub fn cross_check(resolver: &mut Resolver) {
         let what = format!("{count} workers at the start are more than spec.workers.max: {max}");
         resolver.problem("spec.workers.count", what, Some("raise spec.workers.max".into()));
     }
+    if let (Some(min), Some(max)) = (number("workers.min"), number("workers.max"))
+        && min > max
+    {
+        let what = format!("at least {min} workers are more than spec.workers.max: {max}");
+        resolver.problem("spec.workers.min", what, Some("lower it, or raise spec.workers.max".into()));
+    }
+    check_volumes(resolver, &values);
     if values.get("data.train").is_some_and(|(v, _)| v.as_array().is_some_and(Vec::is_empty)) {
         resolver.problem("spec.data.train", "no file is named".into(), Some("name a path or a glob".into()));
     }
     check_staleness(resolver, &values);
     check_counting(resolver, &values);
     check_layout(resolver, &values);
+}
+
+fn check_volumes(resolver: &mut Resolver, values: &Values) {
+    let volumes = values.get("kubernetes.volumes").and_then(|(v, _)| v.as_array());
+    for (n, volume) in volumes.into_iter().flatten().enumerate() {
+        if volume.get("mountPath").and_then(Value::as_str).is_none_or(|path| !path.starts_with('/')) {
+            let hint = Some("say where it is in the pods, as in mountPath: /data".into());
+            let place = format!("spec.kubernetes.volumes[{n}].mountPath");
+            resolver.problem(&place, "an absolute path is missing".into(), hint);
+        }
+    }
 }
 
 fn check_staleness(resolver: &mut Resolver, values: &Values) {
@@ -158,6 +177,47 @@ pub fn job(values: &Values) -> JobSpec {
             silence: duration(v, "limits.silence").expect("it has a default"),
             restarts: get(v, "limits.restarts"),
         },
+        kubernetes: kubernetes(v),
+    }
+}
+
+fn kubernetes(v: &Values) -> KubernetesSpec {
+    let role = |role: &str| {
+        let path = |key: &str| format!("{role}.{key}");
+        RolePods {
+            cpu: get(v, &path("cpu")),
+            memory: get(v, &path("memory")),
+            gpu: option(v, &path("gpu")).unwrap_or(0),
+            cpu_limit: option(v, &path("cpu_limit")),
+            memory_limit: option(v, &path("memory_limit")),
+            memory_max: option(v, &path("memory_max")),
+            pod: option(v, &path("pod")),
+        }
+    };
+    KubernetesSpec {
+        master: role("master"),
+        servers: role("servers"),
+        workers: role("workers"),
+        workers_min: get(v, "workers.min"),
+        priority: match option::<Value>(v, "workers.priority") {
+            Some(Value::String(name)) if name == "high" => 1.0,
+            Some(value) => value.as_f64().unwrap_or(0.0),
+            None => 0.0,
+        },
+        namespace: option(v, "kubernetes.namespace"),
+        image: option(v, "kubernetes.image"),
+        image_pull_policy: get(v, "kubernetes.image_pull_policy"),
+        image_pull_secrets: texts(v, "kubernetes.image_pull_secrets"),
+        service_account: option(v, "kubernetes.service_account"),
+        directory: option(v, "kubernetes.directory"),
+        volumes: get(v, "kubernetes.volumes"),
+        env: get(v, "kubernetes.env"),
+        labels: get(v, "kubernetes.labels"),
+        annotations: get(v, "kubernetes.annotations"),
+        node_selector: get(v, "kubernetes.node_selector"),
+        tolerations: get(v, "kubernetes.tolerations"),
+        affinity: option(v, "kubernetes.affinity"),
+        grace: duration(v, "kubernetes.grace").expect("it has a default"),
     }
 }
 

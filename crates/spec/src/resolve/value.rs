@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::amount;
 use crate::settings::Rule;
 
 /// The value in its normal form, or what was found instead.
@@ -40,6 +41,28 @@ pub fn check(rule: Rule, raw: &Value) -> Result<Value, String> {
             }
             other => text(other).filter(|t| !t.is_empty()).map(|t| json!([t])).ok_or_else(found),
         },
+        Rule::Amount => {
+            let amount = text(raw).filter(|t| amount::parse(t).is_some_and(|n| n > 0));
+            amount.map(|t| json!(t)).ok_or_else(found)
+        }
+        Rule::Priority => match raw.as_str() {
+            Some(name @ ("low" | "high")) => Ok(json!(name)),
+            _ => number(raw).filter(|x| (0.0..=1.0).contains(x)).map(|x| json!(x)).ok_or_else(found),
+        },
+        Rule::Pairs => {
+            let pairs = raw.as_object().ok_or_else(found)?.iter();
+            let one = |(key, v): (&String, &Value)| match text(v) {
+                Some(t) => Ok((key.clone(), json!(t))),
+                None => Err(format!("{} for {key}", describe(v))),
+            };
+            pairs.map(one).collect::<Result<_, _>>().map(Value::Object)
+        }
+        Rule::Mapping => raw.is_object().then(|| raw.clone()).ok_or_else(found),
+        Rule::Mappings => {
+            let items = raw.as_array().ok_or_else(found)?;
+            let wrong = items.iter().find(|item| !item.is_object());
+            wrong.map_or_else(|| Ok(raw.clone()), |item| Err(describe(item)))
+        }
     }
 }
 

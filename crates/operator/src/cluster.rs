@@ -1,0 +1,208 @@
+//! Edge: which cluster, and the objects of a job on it.
+
+#![expect(clippy::disallowed_methods, reason = "an edge: it waits")]
+
+use std::time::Duration;
+
+use futures::TryStreamExt;
+use futures::{AsyncBufReadExt, Stream};
+use k8s_openapi::api::core::v1::{Pod, Secret, Service, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{DeleteParams, ListParams, LogParams, Patch, PatchParams, PostParams};
+use kube::config::KubeConfigOptions;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, Config, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{Error, Result};
+use crate::manifest::{Job, MASTER_PORT, Secrets};
+use crate::names;
+use crate::pod::{self, State};
+
+/// How long the API server may take to answer.
+const CALL_LIMIT: Duration = Duration::from_secs(30);
+
+/// A cluster and a namespace on it.
+#[derive(Clone)]
+pub struct Cluster {
+    client: Client,
+    /// The namespace.
+    pub namespace: String,
+}
+
+impl Cluster {
+    /// The cluster that kubectl would use, or that of `context`.
+    ///
+    /// # Errors
+    ///
+    /// There is no such context, or no kubeconfig at all.
+    pub async fn find(context: Option<&str>, namespace: Option<&str>) -> Result<Cluster> {
+        let options = KubeConfigOptions { context: context.map(Into::into), ..KubeConfigOptions::default() };
+        let config = match context {
+            Some(_) => Config::from_kubeconfig(&options).await.map_err(|e| Error::Config(e.into())),
+            None => Config::infer().await.map_err(|e| Error::Config(e.into())),
+        };
+        let mut config = config?;
+        config.connect_timeout = Some(CALL_LIMIT);
+        let namespace = namespace.map_or_else(|| config.default_namespace.clone(), Into::into);
+        let client = Client::try_from(config).map_err(|e| Error::Config(e.into()))?;
+        Ok(Cluster { client, namespace })
+    }
+
+    /// A client, for whoever watches.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Makes what a job needs beside its pods; what is there already stays. Tells what owns it all.
+    pub async fn prepare(&self, job: &Job, secrets: &Secrets) -> Result<OwnerReference> {
+        let anchor = self.ensure(&job.secret(secrets)).await?;
+        let owned = Job { owner: Some(owner(&anchor)), ..job.clone() };
+        self.ensure(&owned.service()).await?;
+        if job.spec.kubernetes.service_account.is_none() {
+            let (account, rights, binding) = owned.account();
+            self.ensure::<ServiceAccount>(&account).await?;
+            self.ensure::<Role>(&rights).await?;
+            self.ensure::<RoleBinding>(&binding).await?;
+        }
+        Ok(owner(&anchor))
+    }
+
+    /// Makes the priority classes that jobs use, where they are missing and we may.
+    pub async fn ensure_priorities(&self) -> Result<()> {
+        let api: Api<PriorityClass> = Api::all(self.client.clone());
+        for class in crate::manifest::priorities() {
+            let name = class.name_any();
+            let there = api
+                .get_opt(&name)
+                .await
+                .map_err(Error::api(format!("looking for the priority class {name}")))?;
+            if there.is_none() {
+                let created = api.create(&PostParams::default(), &class).await;
+                created.map_err(Error::api(format!("making the priority class {name}")))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What owns the objects of a job that was prepared before.
+    pub async fn owner(&self, job: &str) -> Result<OwnerReference> {
+        let name = names::anchor(job);
+        let secret = self.api::<Secret>().get(&name).await;
+        Ok(owner(&secret.map_err(Error::api(format!("reading the secret {name}")))?))
+    }
+
+    /// The job's secret, where there is one.
+    pub async fn anchor(&self, job: &str) -> Result<Option<Secret>> {
+        let name = names::anchor(job);
+        self.api().get_opt(&name).await.map_err(Error::api(format!("looking for the secret {name}")))
+    }
+
+    /// Where the master is called from inside the cluster.
+    pub async fn master_address(&self, job: &str) -> Result<String> {
+        let name = names::master(job);
+        let service: Service =
+            self.api().get(&name).await.map_err(Error::api(format!("reading the service {name}")))?;
+        let ip = service.spec.and_then(|spec| spec.cluster_ip).unwrap_or_default();
+        Ok(format!("{ip}:{MASTER_PORT}"))
+    }
+
+    /// Starts the master, under the first name that is free.
+    pub async fn start_master(&self, job: &Job) -> Result<String> {
+        for attempt in 0.. {
+            let pod = job.master(attempt)?;
+            match self.api::<Pod>().create(&PostParams::default(), &pod).await {
+                Ok(created) => return Ok(created.name_any()),
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(error) => return Err(Error::api(format!("starting {}", pod.name_any()))(error)),
+            }
+        }
+        unreachable!("some name is free")
+    }
+
+    /// The pods of a job's master, the newest last.
+    pub async fn masters(&self, job: &str) -> Result<Vec<Pod>> {
+        let params = ListParams::default().labels(&names::master_selector(job));
+        let pods = self.api::<Pod>().list(&params).await;
+        let mut pods = pods.map_err(Error::api("listing the master's pods"))?.items;
+        pods.sort_by_key(|pod| pod.creation_timestamp().map(|time| time.0));
+        Ok(pods)
+    }
+
+    /// The pods of a job.
+    pub async fn pods(&self, job: &str) -> Result<Vec<Pod>> {
+        let params = ListParams::default().labels(&format!("{}={job}", names::JOB));
+        Ok(self.api::<Pod>().list(&params).await.map_err(Error::api("listing the job's pods"))?.items)
+    }
+
+    /// What becomes of all pods of a job, the master's too. Goes on where it was cut off.
+    pub fn watch_pods(&self, job: &str) -> impl Stream<Item = watcher::Result<watcher::Event<Pod>>> + use<> {
+        let config = watcher::Config::default().labels(&format!("{}={job}", names::JOB));
+        watcher(self.api::<Pod>(), config).default_backoff()
+    }
+
+    /// The lines that a pod has written and writes until it ends.
+    pub async fn logs(&self, pod: &str) -> Result<impl Stream<Item = Result<String>> + use<>> {
+        let params =
+            LogParams { follow: true, container: Some(names::CONTAINER.into()), ..LogParams::default() };
+        let failed = |pod: &str| format!("reading the log of {pod}");
+        let stream = self.api::<Pod>().log_stream(pod, &params).await.map_err(Error::api(failed(pod)))?;
+        let attempt = failed(pod);
+        Ok(stream.lines().map_err(move |source| Error::Io { attempt: attempt.clone(), source }))
+    }
+
+    /// Removes everything that belongs to a job: what owns it all, and so the rest.
+    pub async fn remove(&self, job: &str) -> Result<()> {
+        let name = names::anchor(job);
+        match self.api::<Secret>().delete(&name, &DeleteParams::background()).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(Error::api(format!("removing {name}"))(error)),
+        }
+    }
+
+    /// Access to the pods of the namespace.
+    pub fn pods_api(&self) -> Api<Pod> {
+        self.api()
+    }
+
+    fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope>,
+        K::DynamicType: Default,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Makes an object, or makes the one that is there like it.
+    async fn ensure<K>(&self, object: &K) -> Result<K>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope>
+            + Serialize
+            + DeserializeOwned
+            + Clone
+            + std::fmt::Debug,
+        K::DynamicType: Default,
+    {
+        let name = object.name_any();
+        let params = PatchParams::apply(names::MANAGER).force();
+        let mut patch = serde_json::to_value(object).expect("objects are JSON");
+        let kind = K::DynamicType::default();
+        patch["apiVersion"] = K::api_version(&kind).into();
+        patch["kind"] = K::kind(&kind).into();
+        let applied = self.api::<K>().patch(&name, &params, &Patch::Apply(patch)).await;
+        applied.map_err(Error::api(format!("making {} {name}", K::kind(&kind))))
+    }
+}
+
+/// The newest master that has not ended.
+pub fn leader(masters: &[Pod]) -> Option<&Pod> {
+    masters.iter().rev().find(|pod| matches!(pod::state(pod), State::Waits(_) | State::Runs))
+}
+
+fn owner(secret: &Secret) -> OwnerReference {
+    secret.controller_owner_ref(&()).expect("what the API server returned has a name and a uid")
+}

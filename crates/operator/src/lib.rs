@@ -1,0 +1,24 @@
+//! Jobs on Kubernetes: what their pods look like, how they are started and watched, and who gets how many.
+//!
+//! The only crate that knows Kubernetes. The map:
+//!
+//! - [`names`]: names and labels of everything that belongs to a job.
+//! - [`manifest`]: what a job's objects look like; pure.
+//! - [`pod`]: what a pod's status means; pure.
+//! - [`roster`]: the pods of a job as the watch tells of them, and what is news; pure.
+//! - [`fleet`]: the edge that starts, stops and watches them.
+//! - [`cluster`]: the edge that knows which cluster, and makes the objects of a job.
+//! - [`supervise`]: what is to be done about a master; pure.
+//! - [`tunnel`]: the edge that reaches a port of a pod from outside the cluster.
+
+pub mod cluster;
+pub mod error;
+pub mod fleet;
+pub mod manifest;
+pub mod names;
+pub mod pod;
+pub mod roster;
+pub mod supervise;
+pub mod tunnel;
+
+pub use error::{Error, Result};
