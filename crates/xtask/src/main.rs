@@ -1,4 +1,4 @@
-//! Chores of the project: `cargo xtask test` and `cargo xtask bench`.
+//! Chores of the project: `cargo xtask test`, `cargo xtask bench` and `cargo xtask kube`.
 #![expect(clippy::disallowed_methods, reason = "it tells how long its steps take")]
 
 use std::process::Command;
@@ -8,6 +8,8 @@ use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod cache;
+mod kube;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Chores of the project.")]
@@ -23,6 +25,9 @@ enum Chore {
     /// Measure against peers.
     #[command(subcommand)]
     Bench(Bench),
+    /// Run a real Kubernetes cluster on this machine, for tests.
+    #[command(subcommand)]
+    Kube(kube::Kube),
 }
 
 #[derive(Subcommand)]
@@ -35,6 +40,7 @@ fn main() -> Result<()> {
     match Args::parse().chore {
         Chore::Test => test(),
         Chore::Bench(Bench::Train(options)) => bench::train(options),
+        Chore::Kube(chore) => kube::run(chore),
     }
 }
 

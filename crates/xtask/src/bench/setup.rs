@@ -1,6 +1,6 @@
 //! What a run needs: the release binary, the peers' virtual environment, the data. Made once, then cached.
 //!
-//! The cache is `$ELASTICDL_CACHE`, or `~/.cache/elasticdl`.
+//! They lie in the [cache](crate::cache).
 
 use std::env;
 use std::ffi::OsString;
@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::systems::System;
 use super::{Source, TrainBench};
+use crate::cache;
 
 /// Raise it when the synthetic data changes, so that cached files are not used any more.
 const DATA_VERSION: u32 = 1;
@@ -37,8 +38,8 @@ pub struct Setup {
 impl Setup {
     /// Builds, installs and generates what is not there yet.
     pub fn prepare(options: &TrainBench, systems: &[System]) -> Result<Setup> {
-        let root = workspace_root()?;
-        let cache = cache_directory()?;
+        let root = cache::workspace_root()?;
+        let cache = cache::directory()?;
         let binary = release_binary(&root)?;
         let peers = systems.iter().any(|&system| system != System::Ours);
         let python = if peers { Some(peers_python(&root, &cache)?) } else { None };
@@ -67,25 +68,6 @@ impl Setup {
             None => Command::new(program),
         }
     }
-}
-
-/// Cargo says where this crate is; the workspace is two levels above.
-fn workspace_root() -> Result<PathBuf> {
-    let manifest =
-        env::var_os("CARGO_MANIFEST_DIR").context("find the workspace: run this as `cargo xtask`")?;
-    let root = Path::new(&manifest).ancestors().nth(2).context("the workspace is two levels above xtask")?;
-    Ok(root.to_path_buf())
-}
-
-fn cache_directory() -> Result<PathBuf> {
-    let cache = match (env::var_os("ELASTICDL_CACHE"), env::var_os("HOME")) {
-        (Some(cache), _) if !cache.is_empty() => PathBuf::from(cache),
-        (_, Some(home)) => Path::new(&home).join(".cache/elasticdl"),
-        _ => anyhow::bail!("find a place for the cache: neither ELASTICDL_CACHE nor HOME is set"),
-    };
-    fs::create_dir_all(&cache).with_context(|| format!("create the cache {}", cache.display()))?;
-    // Commands run in directories of their own, so the path must not depend on this one.
-    cache.canonicalize().with_context(|| format!("resolve the cache {}", cache.display()))
 }
 
 fn release_binary(root: &Path) -> Result<PathBuf> {

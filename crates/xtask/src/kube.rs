@@ -1,0 +1,142 @@
+//! `cargo xtask kube`: a real Kubernetes cluster on this one machine, for tests.
+//!
+//! A control plane, real nodes that run real containers, and simulated nodes that only say they do. Only one
+//! cluster runs on a machine; `down` ends what `up` started and nothing else. `docs/testcluster.md` tells
+//! how it is put together and where it differs from a cluster in production.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use serde::{Deserialize, Serialize};
+
+mod binaries;
+mod cgroup;
+mod check;
+mod cluster;
+mod control;
+mod image;
+mod kubectl;
+mod kwok;
+mod network;
+mod node;
+mod packages;
+mod pki;
+mod places;
+mod process;
+mod quantity;
+mod state;
+mod status;
+mod tunables;
+mod wait;
+
+use cluster::Cluster;
+use quantity::{Bytes, MilliCpu};
+
+/// What can be done with the test cluster.
+#[derive(Debug, Subcommand)]
+pub enum Kube {
+    /// Start a cluster, and print the line that points a shell at it.
+    Up(Up),
+    /// End the cluster and whatever is left of a broken one.
+    Down(Down),
+    /// Tell what runs.
+    Status(Status),
+    /// Power a real node off or on.
+    #[command(subcommand)]
+    Node(Power),
+    /// Give every real node an image from an OCI archive.
+    Load(Load),
+    /// Try what tests rely on, step by step, on a cluster of 2 real and 5 simulated nodes.
+    Check,
+}
+
+/// A cluster that is wanted.
+#[derive(Debug, Args)]
+pub struct Up {
+    #[command(flatten)]
+    shape: Shape,
+    /// An OCI archive that every real node gets; may be given more than once.
+    #[arg(long = "image", value_name = "FILE.tar")]
+    images: Vec<PathBuf>,
+}
+
+/// How many nodes of which size.
+#[derive(Debug, Clone, PartialEq, Eq, Args, Serialize, Deserialize)]
+pub struct Shape {
+    /// Nodes that run containers.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=50))]
+    nodes: u8,
+    /// Processor that a real node offers, such as 1500m; the machine's where nothing is said.
+    #[arg(long)]
+    node_cpu: Option<MilliCpu>,
+    /// Memory that a real node offers, such as 2Gi; the machine's where nothing is said.
+    #[arg(long)]
+    node_memory: Option<Bytes>,
+    /// Nodes on which pods only seem to run.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=2000))]
+    simulated: u16,
+    /// Processor of a simulated node.
+    #[arg(long, default_value = "32")]
+    simulated_cpu: MilliCpu,
+    /// Memory of a simulated node.
+    #[arg(long, default_value = "128Gi")]
+    simulated_memory: Bytes,
+}
+
+/// How much goes.
+#[derive(Debug, Args)]
+pub struct Down {
+    /// Also remove logs, images, what lies in the shared directory, and binaries of other versions.
+    #[arg(long)]
+    purge: bool,
+}
+
+/// How to tell.
+#[derive(Debug, Args)]
+pub struct Status {
+    /// As JSON, for programs.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What happens to a node's power.
+#[derive(Debug, Subcommand)]
+pub enum Power {
+    /// Cut its cable and kill everything on it, at once.
+    Off {
+        /// n1, or just 1
+        node: String,
+    },
+    /// Start it again with what its disk holds.
+    On {
+        /// n1, or just 1
+        node: String,
+    },
+}
+
+/// What is to be loaded.
+#[derive(Debug, Args)]
+pub struct Load {
+    /// OCI archives
+    #[arg(required = true, value_name = "FILE.tar")]
+    images: Vec<PathBuf>,
+}
+
+/// Does one chore.
+pub fn run(chore: Kube) -> Result<()> {
+    match chore {
+        Kube::Up(wanted) => {
+            let cluster = Cluster::up(wanted.shape, &wanted.images)?;
+            println!("{}", cluster.exports());
+            Ok(())
+        }
+        Kube::Down(how) if how.purge => Cluster::purge(),
+        Kube::Down(_) => Cluster::down(),
+        Kube::Status(how) => status::print(how.json),
+        Kube::Node(Power::Off { node }) => Cluster::running()?.power_off(&node),
+        Kube::Node(Power::On { node }) => Cluster::running()?.power_on(&node),
+        Kube::Load(wanted) => Cluster::running()?.load(&wanted.images),
+        Kube::Check => check::check(),
+    }
+}
