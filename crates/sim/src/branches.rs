@@ -60,6 +60,7 @@ branches! {
     Silent: "fleet: a silent process is killed",
     Stranger: "fleet: a process is told to join first",
     NotOurs: "fleet: a process that is none of ours ends",
+    Measured: "fleet: another number of workers is asked for because of what was measured",
     Drained: "fleet: a worker drains and leaves",
     Orphaned: "fleet: a process ends itself without a master",
     PushApplied: "push: applied",

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use elasticdl_master::job::Event;
-use elasticdl_master::status::StopRequest;
+use elasticdl_master::status::{StopRequest, Wanted};
 use elasticdl_wire::control::Role;
 
 use crate::branches::Branch;
@@ -123,10 +123,13 @@ impl World {
     }
 
     fn scale(&mut self) {
-        let workers = 1 + self.rng.below(self.scenario.plan.job.workers.max.into()) as u32;
+        let wanted = match self.rng.below(u64::from(self.scenario.plan.job.workers.max) + 1) {
+            0 => Wanted::Auto,
+            workers => Wanted::Fixed(workers as u32),
+        };
         if let Some(master) = self.leader() {
             self.branches.count(Branch::Scaled);
-            self.deliver(master, Event::Scale(0, workers));
+            self.deliver(master, Event::Scale(0, wanted));
         }
     }
 

@@ -325,6 +325,7 @@ impl World {
             (Effect::Answer(_, Answer::Report(false)), _) => Branch::ReportNotHeld,
             (Effect::Emit("lease_expired", _), _) => Branch::LeaseExpired,
             (Effect::Emit("silent", _), _) => Branch::Silent,
+            (Effect::Emit("scaled", facts), _) if facts["automatic"] == true => Branch::Measured,
             (Effect::Emit("quarantined", _), _) => Branch::Quarantined,
             (Effect::Emit("evaluated", _), _) => Branch::Evaluated,
             (Effect::Emit("warning", facts), _)

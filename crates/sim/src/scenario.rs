@@ -151,7 +151,7 @@ impl Scenario {
         let deterministic = kind == Kind::Staged;
         let workers = if deterministic { 1 } else { draw_workers(&mut rng) };
         job.train.staleness = deterministic.then_some(0);
-        job.workers.count = workers;
+        job.workers.count = (deterministic || !draws_automatic(seed)).then_some(workers);
         job.workers.max = if deterministic { 1 } else { (workers + workers / 4 + 1).min(300) };
         job.data.bad_records_max = 1000;
         job.servers.count = 1 + rng.below(4) as u32;
@@ -170,7 +170,7 @@ impl Scenario {
         let often = [0.3, 1.0, 3.0][rng.below(3) as usize];
         job.checkpoint.every = (rng.below(8) > 0).then(|| seconds(&mut rng, 0.1, often));
         job.checkpoint.keep = 1 + rng.below(3) as u32;
-        let compute = draw_compute(&mut rng, &job, &shards);
+        let compute = draw_compute(&mut rng, &job, workers, &shards);
         job.limits.lease = seconds(&mut rng, 0.5, 3.0) + 3 * compute;
         job.limits.silence = seconds(&mut rng, 3.0, 14.0);
         job.limits.orphan = seconds(&mut rng, 8.0, 20.0);
@@ -238,6 +238,12 @@ fn draw_workers(rng: &mut Rng) -> u32 {
     (2.0 * (most * rng.uniform().powf(1.7)).exp()) as u32
 }
 
+/// Whether the master finds out how many workers are of use. It is drawn apart, so that all else in a world is
+/// what it would be with a fixed number.
+fn draws_automatic(seed: u64) -> bool {
+    Rng::new(elasticdl_spec::mix::mix2(seed, 0xa070)).below(4) == 0
+}
+
 fn draw_shards(rng: &mut Rng, job: &JobSpec, path: &str, count: u64) -> Vec<Shard> {
     let most = job.train.batch as u64 * u64::from(job.data.batches_per_task);
     let mut first = 0;
@@ -264,10 +270,10 @@ fn draw_poisoned(rng: &mut Rng, job: &JobSpec, shards: &[Shard]) -> BTreeSet<(Ta
 }
 
 /// So long that the job lasts for some seconds.
-fn draw_compute(rng: &mut Rng, job: &JobSpec, shards: &[Shard]) -> Duration {
+fn draw_compute(rng: &mut Rng, job: &JobSpec, workers: u32, shards: &[Shard]) -> Duration {
     let batches = shards.len() as f64 * f64::from(job.data.batches_per_task) * f64::from(job.train.epochs);
     let wanted = 2.0 + 8.0 * rng.uniform();
-    Duration::from_secs_f64((wanted * f64::from(job.workers.count) / batches).clamp(0.002, 0.6))
+    Duration::from_secs_f64((wanted * f64::from(workers) / batches).clamp(0.002, 0.6))
 }
 
 fn draw_net(rng: &mut Rng, workers: u32) -> Net {

@@ -348,8 +348,9 @@ impl World {
     fn describe(&mut self) {
         let job = &self.scenario.plan.job;
         let text = format!(
-            "{} workers, {} servers, {} partitions, {} shards, {} epochs, {} to validate; net {:?}; disk {:?}; heals at {:?}",
-            job.workers.count,
+            "{} workers{}, {} servers, {} partitions, {} shards, {} epochs, {} to validate; net {:?}; disk {:?}; heals at {:?}",
+            job.workers_at_start(),
+            if job.workers.count.is_none() { " and more where they are of use" } else { "" },
             job.servers.count,
             job.servers.partitions,
             self.scenario.shards.len(),

@@ -1,0 +1,107 @@
+//! How many workers are wanted: as many as somebody asks for, or as many as are of use.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{Answer, Effect, Job, Ticket, fields};
+use crate::fleet::State;
+use crate::ledger::Entry;
+use crate::status::{Phase, Wanted};
+use crate::useful::Useful;
+
+/// Checkpoints that come more often than this are part of how fast the job is: between two of them there
+/// would be no time to measure anything.
+const CHECKPOINT_RARE: Duration = Duration::from_secs(5);
+
+impl Job {
+    /// Somebody asks for so many workers, or for as many as are of use.
+    pub(super) fn scale(&mut self, now: Duration, ticket: Ticket, wanted: Wanted, effects: &mut Vec<Effect>) {
+        let (min, max) = (self.plan.job.kubernetes.workers_min, self.plan.job.workers.max);
+        let refusal = match wanted {
+            _ if self.phase.is_over() || self.phase == Phase::Stopping => {
+                Some("the job is over or stopping".to_string())
+            }
+            Wanted::Fixed(workers) if workers < 1 || workers > max => {
+                Some(format!("{workers} workers are wanted; from 1 to workers.max = {max} are possible"))
+            }
+            _ => None,
+        };
+        if let Some(reason) = refusal {
+            return effects.push(Effect::Answer(ticket, Answer::Refused(reason)));
+        }
+        match wanted {
+            Wanted::Fixed(workers) => {
+                let reason = match self.useful.take() {
+                    Some(_) => "somebody asked for so many, and no others are tried from now on",
+                    None => "somebody asked for so many",
+                };
+                self.want(now, workers, reason.into(), effects);
+            }
+            Wanted::Auto => {
+                let useful = match self.useful.take() {
+                    // Who asks for it again knows that what was measured does not hold any more.
+                    Some(mut useful) => {
+                        useful.forget(now);
+                        useful
+                    }
+                    None => Useful::new(min, max, self.fleet.workers_wanted()),
+                };
+                let workers = self.useful.insert(useful).target().workers;
+                self.want(now, workers, "somebody asked for as many as are of use".into(), effects);
+            }
+        }
+        effects.push(Effect::Answer(ticket, Answer::Noted));
+    }
+
+    /// Sees what those who are there get done, and asks for another number of workers where that may pay.
+    pub(super) fn measure(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        let disturbed = self.is_disturbed();
+        let Some(useful) = &mut self.useful else { return };
+        if disturbed {
+            useful.disturb(now);
+        }
+        let working = self.fleet.workers().values().filter(|worker| worker.state == State::Joined);
+        useful.observe(now, working.count() as u32, self.told);
+        let target = useful.target();
+        if target.workers != self.fleet.workers_wanted() {
+            self.want(now, target.workers, target.reason.to_string(), effects);
+        }
+    }
+
+    /// Whether the speed at this moment says nothing about the number of workers: some of them evaluate, a
+    /// server is away, or there are too few tasks for all of them. What is applied again, on the other hand,
+    /// is computed like anything else.
+    fn is_disturbed(&self) -> bool {
+        self.evaluation.is_running()
+            || !self.tasks.is_plentiful()
+            || self.places.iter().any(|place| place.address.is_none())
+    }
+
+    /// A checkpoint is cut: for a moment servers have something else to do.
+    pub(super) fn disturb_by_checkpoint(&mut self, now: Duration) {
+        let rare = self.plan.job.checkpoint.every.is_none_or(|every| every >= CHECKPOINT_RARE);
+        if let Some(useful) = self.useful.as_mut().filter(|_| rare) {
+            useful.disturb(now);
+        }
+    }
+
+    /// So many workers from now on.
+    fn want(&mut self, now: Duration, workers: u32, reason: String, effects: &mut Vec<Effect>) {
+        assert!(
+            (1..=self.plan.job.workers.max).contains(&workers),
+            "{workers} workers are beyond workers.max"
+        );
+        let automatic = self.useful.is_some();
+        let facts = fields([
+            ("from", json!(self.fleet.workers_wanted())),
+            ("to", json!(workers)),
+            ("automatic", json!(automatic)),
+            ("reason", json!(reason)),
+        ]);
+        effects.push(Effect::Record(Entry::Scaled { workers, automatic }));
+        self.fleet.scale(workers);
+        self.reconcile(now, effects);
+        effects.push(Effect::Emit("scaled", facts));
+    }
+}

@@ -1,0 +1,186 @@
+//! How many workers a job asks for when nobody has said how many.
+
+use super::*;
+
+const AUTO: [(&str, &str); 2] = [("workers.min", "1"), ("workers.max", "8")];
+/// More tasks than any of these tests does.
+const SHARDS: u64 = 2000;
+/// How often workers tell how far they are.
+const NEWS: Duration = Duration::from_millis(200);
+
+/// Speeds of so many workers in records a second.
+type Curve = fn(u32) -> u64;
+
+/// Two processors: a third worker adds next to nothing.
+fn two_cores(workers: u32) -> u64 {
+    [0, 10_000, 18_500, 19_000, 18_700, 18_400, 18_000, 17_600, 17_200][workers as usize]
+}
+
+fn all_of_use(workers: u32) -> u64 {
+    10_000 * u64::from(workers)
+}
+
+impl World {
+    /// Everybody works for so many seconds, as fast as `curve` says. Returns the numbers of workers that were
+    /// wanted on the way.
+    fn work(&mut self, seconds: u64, curve: Curve) -> Vec<u32> {
+        let mut wanted = vec![self.job.fleet.workers_wanted()];
+        let mut hands: BTreeMap<u32, Leased> = BTreeMap::new();
+        let end = self.now + Duration::from_secs(seconds);
+        while self.now < end {
+            self.tick(NEWS.as_millis() as u64);
+            let workers = self.workers();
+            let each = curve(workers.len() as u32) * NEWS.as_millis() as u64 / 1000 / workers.len() as u64;
+            for id in workers {
+                // Told to leave by what another one has just told.
+                if !self.running.contains_key(&(Role::Worker as i32, id)) {
+                    continue;
+                }
+                let leased = match hands.get(&id) {
+                    Some(leased) => leased.clone(),
+                    None => self.lease(id).expect("there are tasks for everybody"),
+                };
+                self.tell(id, &leased, each);
+                hands.insert(id, leased);
+                wanted.push(self.job.fleet.workers_wanted());
+            }
+        }
+        wanted.dedup();
+        wanted
+    }
+
+    fn workers(&self) -> Vec<u32> {
+        self.running.keys().filter(|(role, _)| *role == Role::Worker as i32).map(|(_, id)| *id).collect()
+    }
+
+    fn tell(&mut self, worker: u32, leased: &Leased, records: u64) {
+        let caller = self.caller(Role::Worker, worker);
+        let report = ReportRequest {
+            task: leased.task.clone(),
+            term: leased.term,
+            lease: leased.lease,
+            batches: 1,
+            records,
+            ..ReportRequest::default()
+        };
+        let answer = self.ask(|t| Event::Reported(t, caller, Box::new(report)));
+        assert_eq!(answer, Some(Answer::Report(true)));
+    }
+
+    fn scaled(&self) -> Vec<(u64, u64, bool, &str)> {
+        let number = |facts: &Map<String, Value>, name: &str| facts[name].as_u64().unwrap();
+        let scaled = self.emitted.iter().filter(|(event, _)| *event == "scaled");
+        scaled
+            .map(|(_, facts)| {
+                let (automatic, reason) = (facts["automatic"].as_bool(), facts["reason"].as_str());
+                (number(facts, "from"), number(facts, "to"), automatic.unwrap(), reason.unwrap())
+            })
+            .collect()
+    }
+
+    fn why(&self) -> Option<String> {
+        self.job.status(self.now).workers_why
+    }
+}
+
+#[test]
+fn an_automatic_job_grows_while_that_pays_and_gives_back_what_adds_nothing() {
+    let mut world = World::training(&AUTO, SHARDS);
+    assert_eq!(world.why().unwrap(), "measures how fast they are");
+    assert_eq!(world.work(60, two_cores), [2, 4, 2, 1, 2]);
+    assert_eq!(world.workers(), [0, 4], "the newest go first, and who comes back has a number of its own");
+    assert_eq!(world.why().unwrap(), "more would add less than 5 %");
+    let (first, last) = (world.scaled()[0], *world.scaled().last().unwrap());
+    assert_eq!(first, (2, 4, true, "tries whether that is better than 2"));
+    assert_eq!(last, (1, 2, true, "more would add less than 5 %"));
+    assert_eq!(world.book.workers_wanted, Some(2));
+}
+
+#[test]
+fn an_automatic_job_never_asks_for_more_than_max_nor_fewer_than_min() {
+    let mut world = World::training(&AUTO, SHARDS);
+    assert_eq!(world.work(30, all_of_use), [2, 4, 8]);
+    assert_eq!(world.why().unwrap(), "all of them are of use, and workers.max allows no more");
+    let mut world = World::training(&[("workers.min", "3"), ("workers.max", "5")], SHARDS);
+    let wanted = world.work(60, |_| 10_000);
+    assert!(wanted.len() > 1 && wanted.iter().all(|n| (3..=5).contains(n)), "{wanted:?}");
+    assert_eq!(world.workers().len(), 3, "more add nothing");
+}
+
+#[test]
+fn a_number_that_somebody_asks_for_stays_and_auto_lets_the_master_find_out_again() {
+    let mut world = World::training(&AUTO, SHARDS);
+    world.work(10, all_of_use);
+    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Fixed(3))), Some(Answer::Noted));
+    let fixed = "somebody asked for so many, and no others are tried from now on";
+    let last = *world.scaled().last().unwrap();
+    assert_eq!((last.1, last.2, last.3), (3, false, fixed));
+    assert_eq!(world.work(60, all_of_use), [3]);
+    assert_eq!(world.why(), None);
+    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Auto)), Some(Answer::Noted));
+    assert_eq!(*world.scaled().last().unwrap(), (3, 3, true, "somebody asked for as many as are of use"));
+    assert_eq!(world.work(30, all_of_use), [3, 6, 8, 6, 8], "both sides with the same care");
+    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Fixed(1))), Some(Answer::Noted));
+    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Fixed(1))), Some(Answer::Noted));
+    assert_eq!(*world.scaled().last().unwrap(), (1, 1, false, "somebody asked for so many"));
+}
+
+#[test]
+fn a_job_with_a_given_number_stays_at_it_until_somebody_asks_for_auto() {
+    let mut world = World::training(&[], SHARDS);
+    assert_eq!((world.work(60, all_of_use), world.why()), (vec![2], None));
+    world.ask(|t| Event::Scale(t, Wanted::Auto));
+    assert_eq!(world.work(30, all_of_use), [2, 4]);
+}
+
+/// Goal: a new master begins with what the last one had found, and knows whether a person had said so.
+#[test]
+fn the_next_master_goes_on_with_the_number_that_was_found_or_asked_for() {
+    let mut world = World::training(&AUTO, SHARDS);
+    assert_eq!(world.work(30, all_of_use), [2, 4, 8]);
+    let mut world = world.master_dies();
+    world.tick(50);
+    assert_eq!((world.workers().len(), world.why()), (8, Some("measures how fast they are".into())));
+    world.ask(|t| Event::Scale(t, Wanted::Fixed(5)));
+    let mut world = world.master_dies();
+    world.tick(50);
+    assert_eq!((world.workers().len(), world.why()), (5, None));
+    world.ask(|t| Event::Scale(t, Wanted::Auto));
+    let world = world.master_dies();
+    assert!(world.why().is_some());
+}
+
+/// Goal: workers that evaluate train nothing, which is no reason to ask for others.
+#[test]
+fn nothing_is_measured_while_the_model_is_judged() {
+    let mut world = World::training(&[AUTO[0], AUTO[1], ("evaluate.every", "60s")], SHARDS);
+    world.tick(60_000);
+    assert_eq!(world.work(20, all_of_use), [2]);
+    let judging = world.lease(0).unwrap();
+    assert_eq!(judging.task, "evaluate/1/0");
+    assert!(world.report(0, &judging, scored(good_scores())));
+    assert_eq!(world.work(5, all_of_use), [2, 4, 8]);
+}
+
+#[test]
+fn nothing_is_measured_while_a_server_is_away_or_tasks_run_out() {
+    let mut world = World::training(&AUTO, SHARDS);
+    world.kill(Role::Server, 0);
+    assert_eq!(world.work(20, all_of_use), [2], "a server is away");
+    world.serve();
+    assert_eq!(world.work(5, all_of_use), [2, 4, 8]);
+    let mut world = World::training(&AUTO, 3);
+    assert_eq!(world.work(20, all_of_use), [2], "one task waits, and two are leased");
+}
+
+/// Goal: servers that cut a checkpoint are no reason to think less of the workers, unless they do so all the time.
+#[test]
+fn a_window_in_which_a_checkpoint_is_cut_does_not_count_where_that_is_rare() {
+    let wanted = |every: &'static str| {
+        let mut world = World::training(&[AUTO[0], AUTO[1], ("checkpoint.every", every)], SHARDS);
+        world.work(6, all_of_use)
+    };
+    assert_eq!(wanted("1h"), [2, 4, 8]);
+    assert_eq!(wanted("5s"), [2, 4], "what was measured from the fifth second on is measured again");
+    assert_eq!(wanted("4s"), [2, 4, 8], "they are part of how fast the job is");
+}
