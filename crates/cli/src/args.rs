@@ -5,10 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use elasticdl_master::status::Wanted;
 
 mod data;
+mod image;
 
 pub use data::{Data, Format, Head, Synth, SynthFormat, SynthLayout};
+pub use image::{Image, OWN_IMAGE, Zoo, ZooBuild, ZooInit, ZooPush};
 
 /// Everything on one screen, grouped by what a person wants to do.
 const OVERVIEW: &str = "\
@@ -41,8 +44,13 @@ Data and settings
   data       Make synthetic data; look at data files
   config     Show every setting of a job file and where it came from
 
+Container images
+  image      Write an image archive with this program; no Docker needed
+  zoo        Make a model zoo, an image of it, and push that to a registry
+
 Roles (started by the master; you rarely need them)
   master     Lead a job: shards, leases, checkpoints, status
+  tether     Lead to a job on a cluster: its objects, its master's pod, its logs
   ps         Hold a part of the parameters
   worker     Train on leased records
 
@@ -106,8 +114,15 @@ pub enum Command {
     /// Show every setting of a job file and where it came from.
     #[command(subcommand)]
     Config(Config),
+    /// Write a container image archive with this program; no Docker needed.
+    Image(Image),
+    /// Make a model zoo, an image of it, and push that to a registry.
+    #[command(subcommand)]
+    Zoo(Zoo),
     /// Lead a job: shards, leases, checkpoints, status. Started by train and resume.
     Master(Master),
+    /// Lead to a job on a cluster: its objects, its master's pod, its logs. Started by train and resume.
+    Tether(Tether),
     /// Hold a part of the parameters. Started by the master.
     Ps(Member),
     /// Train on leased records. Started by the master.
@@ -126,7 +141,7 @@ pub struct JobFile {
     /// Name of the job (metadata.name).
     #[arg(long)]
     pub name: Option<String>,
-    /// Workers at the start (workers.count).
+    /// So many workers (workers.count); with workers.max alone, as many as are of use.
     #[arg(long, value_name = "N")]
     pub workers: Option<String>,
     /// Parameter servers (servers.count).
@@ -193,6 +208,21 @@ pub struct Train {
     /// Remove the checkpoints and the ledger of an earlier run from checkpoint.dir.
     #[arg(long)]
     pub fresh: bool,
+    /// Where the job runs.
+    #[arg(long, value_enum, default_value = "local")]
+    pub on: Place,
+    /// Context of kubectl that names the cluster; by default the current one.
+    #[arg(long, value_name = "NAME", requires = "on")]
+    pub context: Option<String>,
+}
+
+/// Where a job runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Place {
+    /// As processes of this machine.
+    Local,
+    /// As pods of the cluster that kubectl points at.
+    Kubernetes,
 }
 
 /// How a job is followed.
@@ -274,16 +304,17 @@ pub struct Logs {
 /// Arguments of `scale`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Example:
+Examples:
   elasticdl scale ctr --workers 8
+  elasticdl scale ctr --workers auto    as many as are of use: the master measures it
 
 Newcomers work within a second or two; those that are too many finish their batch and leave.")]
 pub struct Scale {
     /// The job's name.
     pub job: String,
-    /// How many workers are wanted; at most workers.max of the job.
-    #[arg(long, value_name = "N")]
-    pub workers: u32,
+    /// How many workers are wanted, at most workers.max of the job; or auto.
+    #[arg(long, value_name = "N|auto")]
+    pub workers: Wanted,
 }
 
 /// Arguments of `stop`.
@@ -315,6 +346,9 @@ Exit codes: 0 exact, 3 not exact, 1 there is no checkpoint to look at yet.")]
 pub struct Audit {
     /// The job's name.
     pub job: String,
+    /// The job's directory, where it is none of this machine's.
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub job_dir: Option<PathBuf>,
     /// As one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -479,7 +513,30 @@ pub struct Master {
     /// Where to listen.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
+    /// Directory with ca.pem, cert.pem and key.pem: speak TLS, to processes of the job alone.
+    #[arg(long, value_name = "DIR", env = "ELASTICDL_TLS_DIR")]
+    pub tls_dir: Option<PathBuf>,
     /// Stop the job, after a checkpoint, when stdin is closed: whoever started it is gone.
+    #[arg(long)]
+    pub attached: bool,
+    /// Where workers and servers are started; on kubernetes this is a pod, with the job's secret mounted.
+    #[arg(long, value_enum, default_value = "local")]
+    pub on: Place,
+    /// On kubernetes: remove the checkpoints of an earlier run from checkpoint.dir.
+    #[arg(long)]
+    pub fresh: bool,
+}
+
+/// Arguments of `tether`.
+#[derive(Debug, Args)]
+pub struct Tether {
+    /// The job's directory, as `train` writes it.
+    #[arg(long, value_name = "DIR")]
+    pub job_dir: PathBuf,
+    /// Whether the job is there already.
+    #[arg(long)]
+    pub resume: bool,
+    /// End when stdin is closed; the job goes on.
     #[arg(long)]
     pub attached: bool,
 }
@@ -490,12 +547,18 @@ pub struct Member {
     /// The master's address.
     #[arg(long, value_name = "HOST:PORT")]
     pub master: String,
-    /// File with the job's token, readable by its owner alone.
-    #[arg(long, value_name = "FILE")]
+    /// File with the job's token, readable by its owner and group alone.
+    #[arg(long, value_name = "FILE", env = "ELASTICDL_TOKEN_FILE")]
     pub token_file: PathBuf,
+    /// Directory with ca.pem, cert.pem and key.pem: speak TLS, to processes of the job alone.
+    #[arg(long, value_name = "DIR", env = "ELASTICDL_TLS_DIR")]
+    pub tls_dir: Option<PathBuf>,
     /// Number of this process in the job.
     #[arg(long, value_name = "N")]
     pub id: u32,
+    /// Tells it apart from others of its number; by default the id of the process.
+    #[arg(long, value_name = "N", env = "ELASTICDL_PROCESS", hide_env_values = true)]
+    pub process: Option<u32>,
     /// Where a ps listens; by default a free port of 127.0.0.1.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,

@@ -1,11 +1,16 @@
-//! Calls to a master, each with the job's token and a deadline.
+//! Calls to a master, each with the job's token and a deadline; over TLS where the job has a certificate.
 
 use std::time::Duration;
 
-use elasticdl_master::status::{Event, ScaleRequest, Status, StopRequest};
-use elasticdl_wire::Token;
+use elasticdl_master::status::{Event, ScaleRequest, Status, StopRequest, Wanted};
+use elasticdl_wire::{Identity, Token, tls};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use ureq::config::Config;
+use ureq::http::Uri;
+use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
+use ureq::unversioned::resolver::{DefaultResolver, ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 
 use crate::fault::{Exit, Fault};
 use crate::home::JobDir;
@@ -26,20 +31,30 @@ struct Refusal {
 pub struct Client {
     agent: ureq::Agent,
     address: String,
+    /// What comes before a path: the address, or the name in the certificate in its place.
+    origin: String,
     authorization: String,
 }
 
 impl Client {
-    /// A client of the master at `address`.
-    pub fn new(address: &str, token: &Token) -> Self {
+    /// A client of the master at `address`; over TLS with an identity.
+    pub fn new(address: &str, token: &Token, identity: Option<&Identity>) -> anyhow::Result<Self> {
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(DEADLINE))
             .http_status_as_error(false)
-            // The master is on this machine, whatever HTTP_PROXY says.
-            .proxy(None)
-            .build();
+            // The master is called at its own address, whatever HTTP_PROXY says.
+            .proxy(None);
+        let (agent, origin) = match identity {
+            None => (config.build().into(), format!("http://{address}")),
+            Some(identity) => {
+                let config = config.https_only(true).tls_config(secure(identity)?).build();
+                let at = At(format!("https://{address}").parse()?);
+                let agent = ureq::Agent::with_parts(config, DefaultConnector::default(), at);
+                (agent, format!("https://{}", tls::NAME))
+            }
+        };
         let authorization = format!("Bearer {}", token.secret());
-        Client { agent: config.into(), address: address.into(), authorization }
+        Ok(Client { agent, address: address.into(), origin, authorization })
     }
 
     /// A client of the running master of a job.
@@ -48,7 +63,7 @@ impl Client {
             Fault::job(format!("the master of {} has not said where it is", dir.path().display()))
                 .hint("it may be starting: try again in a moment")
         })?;
-        Ok(Client::new(&at.address, &Token::read(&dir.token())?))
+        Client::new(&at.address, &Token::read(&dir.token())?, dir.identity()?.as_ref())
     }
 
     /// The job now.
@@ -64,8 +79,8 @@ impl Client {
         Ok(events.into_iter().filter_map(|event| serde_json::from_value(event).ok()).collect())
     }
 
-    /// Asks for so many workers.
-    pub fn scale(&self, workers: u32) -> anyhow::Result<()> {
+    /// Asks for so many workers, or for as many as are of use.
+    pub fn scale(&self, workers: Wanted) -> anyhow::Result<()> {
         self.post("/v1/scale", &ScaleRequest { workers })
     }
 
@@ -87,7 +102,7 @@ impl Client {
     }
 
     fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.address)
+        format!("{}{path}", self.origin)
     }
 
     /// Turns a refusal into an error with the master's own words.
@@ -109,5 +124,32 @@ impl Client {
 
     fn unreachable(&self, path: &str) -> Fault {
         Fault::job(format!("calling the master at {}{path}", self.address))
+    }
+}
+
+/// Believes the job's certificate alone, and shows it.
+fn secure(identity: &Identity) -> Result<TlsConfig, ureq::Error> {
+    let ours = Certificate::from_pem(identity.cert_pem().as_bytes())?;
+    let key = PrivateKey::from_pem(identity.key_pem().as_bytes())?;
+    let authority = Certificate::from_pem(identity.ca_pem().as_bytes())?;
+    Ok(TlsConfig::builder()
+        .client_cert(Some(ClientCert::new_with_certs(&[ours], key)))
+        .root_certs(RootCerts::new_with_certs(&[authority]))
+        .unversioned_rustls_crypto_provider(tls::provider())
+        .build())
+}
+
+/// Where the master is: the certificate's name is for the handshake and nobody's address.
+#[derive(Debug)]
+struct At(Uri);
+
+impl Resolver for At {
+    fn resolve(
+        &self,
+        _name: &Uri,
+        config: &Config,
+        timeout: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
+        DefaultResolver::default().resolve(&self.0, config, timeout)
     }
 }

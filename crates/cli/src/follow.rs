@@ -305,6 +305,9 @@ impl Followed {
     /// Says how it ended, once nothing more comes.
     fn conclude(mut self, died: Option<ExitStatus>, view: &mut View) -> anyhow::Result<Exit> {
         self.catch_up(view)?;
+        // One that says nothing and ends so has found something wrong with the job before it led it.
+        let user =
+            self.finished.is_none() && died.and_then(|status| status.code()) == Some(Exit::User as i32);
         let finished = match self.finished.take() {
             Some(event) => event,
             None => {
@@ -331,7 +334,7 @@ impl Followed {
                     finished.fields.get("error").and_then(Value::as_str).unwrap_or("it does not say why");
                 print::note(&format!("error: job {:?} failed: {error}", self.name));
                 print::note(&format!("hint: `elasticdl logs {}` shows what its processes wrote", self.name));
-                Ok(Exit::Job)
+                Ok(if user { Exit::User } else { Exit::Job })
             }
         }
     }

@@ -9,6 +9,7 @@ use anyhow::Context;
 use elasticdl_master::status::Event;
 use elasticdl_spec::JobSpec;
 use elasticdl_spec::resolve::nearest;
+use elasticdl_wire::Identity;
 use serde::{Deserialize, Serialize};
 
 use crate::fault::Fault;
@@ -78,6 +79,22 @@ pub struct Record {
     pub cwd: PathBuf,
     /// The job.
     pub job: JobSpec,
+    /// The cluster that it runs on; `None`: this machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on: Option<OnCluster>,
+}
+
+/// Where on a cluster a job runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OnCluster {
+    /// The context of kubectl; `None`: the current one.
+    pub context: Option<String>,
+    /// The namespace; `None`: that of the context.
+    pub namespace: Option<String>,
+    /// Which run of the job: jobs of one name follow each other on a volume.
+    pub run: String,
+    /// Whether checkpoints of an earlier run are to be removed.
+    pub fresh: bool,
 }
 
 impl Record {
@@ -123,6 +140,20 @@ impl JobDir {
     /// The job's secret.
     pub fn token(&self) -> PathBuf {
         self.path.join("token")
+    }
+
+    /// The directory of the job's certificate; missing where everything is plain.
+    pub fn tls(&self) -> PathBuf {
+        self.path.join("tls")
+    }
+
+    /// The job's certificate; `None` where it has none and everything is plain.
+    pub fn identity(&self) -> anyhow::Result<Option<Identity>> {
+        let dir = self.tls();
+        if !dir.exists() {
+            return Ok(None);
+        }
+        Ok(Some(Identity::read(&dir)?))
     }
 
     /// Held by the master for its life.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use comfy_table::{Table, presets};
-use elasticdl_master::status::{Status, StopRequest};
+use elasticdl_master::status::{Status, StopRequest, Wanted};
 use serde_json::{Value, json};
 
 use crate::args;
@@ -165,7 +165,11 @@ pub fn scale(args: &args::Scale) -> anyhow::Result<Exit> {
         Ok(before)
     })?;
     let before = scaled.ok_or_else(|| not_running(&args.job))?;
-    print::note(&format!("{}: {} workers wanted, {before} before", args.job, args.workers));
+    let wanted = match args.workers {
+        Wanted::Fixed(workers) => format!("{workers} workers wanted, {before} before"),
+        Wanted::Auto => "as many workers wanted as are of use; `elasticdl top` shows how many that is".into(),
+    };
+    print::note(&format!("{}: {wanted}", args.job));
     Ok(Exit::Done)
 }
 

@@ -30,6 +30,7 @@ pub struct Local {
     program: PathBuf,
     dir: JobDir,
     master: String,
+    tls_dir: Option<PathBuf>,
     exits: mpsc::UnboundedSender<News>,
     alive: Alive,
 }
@@ -40,7 +41,13 @@ type Alive = Arc<Mutex<BTreeMap<u32, Arc<Handle>>>>;
 impl Local {
     /// Starts `program` for the job in `dir`, whose master is at `master`; exits go to `exits`.
     pub fn new(program: PathBuf, dir: JobDir, master: String, exits: mpsc::UnboundedSender<News>) -> Self {
-        Local { program, dir, master, exits, alive: Alive::default() }
+        Local { program, dir, master, tls_dir: None, exits, alive: Alive::default() }
+    }
+
+    /// With this directory for the job's certificate.
+    pub fn tls(mut self, dir: Option<PathBuf>) -> Self {
+        self.tls_dir = dir;
+        self
     }
 
     fn spawn(&self, role: Role, id: u32) -> io::Result<Child> {
@@ -51,6 +58,9 @@ impl Local {
             .args(["--master", &self.master])
             .arg("--token-file")
             .arg(self.dir.token());
+        if let Some(dir) = &self.tls_dir {
+            command.arg("--tls-dir").arg(dir);
+        }
         command.args(["--id", &id.to_string()]);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()
     }

@@ -5,7 +5,9 @@
 //! - [`jobs`], [`logs`]: jobs that are there already. [`home`], [`lock`]: where they live, and whose they are.
 //! - [`audit`], [`chaos`]: whether every record counts once, and harm done to see that it does.
 //! - [`roles`], [`local`], [`process`]: master, ps and worker on this machine.
+//! - [`tether`], [`in_pod`], [`pods`]: a job on a cluster, from here and from inside it.
 //! - [`export`], [`store`], [`model`], [`infer`], [`predict`], [`evaluate`]: trained models.
+//! - [`image`], [`zoo`]: container images of this program, with files of one's own, and registries.
 //! - [`data`], [`truth`]: synthetic data, and what it allows at best.
 //!
 //! `anyhow` ends here: below, every crate has its own error, whose kind decides the exit code ([`fault`]).
@@ -17,7 +19,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{Cli, Command, Config, Data};
+use crate::args::{Cli, Command, Config, Data, Zoo};
 use crate::fault::Exit;
 
 mod args;
@@ -31,12 +33,15 @@ mod export;
 mod fault;
 mod follow;
 mod home;
+mod image;
+mod in_pod;
 mod infer;
 mod jobs;
 mod local;
 mod lock;
 mod logs;
 mod model;
+mod pods;
 mod predict;
 mod print;
 mod process;
@@ -45,9 +50,11 @@ mod roles;
 mod settings;
 mod store;
 mod submit;
+mod tether;
 mod train;
 mod truth;
 mod view;
+mod zoo;
 
 /// Training allocates and frees large buffers all the time; this keeps their pages.
 #[global_allocator]
@@ -93,7 +100,13 @@ fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Data(Data::Synth(args)) => data::synth(&args),
         Command::Data(Data::Head(args)) => data::head(&args),
         Command::Config(Config::Show(args)) => settings::show(&args),
+        Command::Image(args) => image::command::command(&args),
+        Command::Zoo(Zoo::Init(args)) => zoo::init::init(&args),
+        Command::Zoo(Zoo::Build(args)) => zoo::build(&args),
+        Command::Zoo(Zoo::Push(args)) => zoo::push::push(&args),
+        Command::Master(args) if args.on == args::Place::Kubernetes => wait(in_pod::master(args)),
         Command::Master(args) => wait(roles::master(args)),
+        Command::Tether(args) => wait(tether::tether(args)),
         Command::Ps(args) => wait(roles::ps(args)),
         Command::Worker(args) => roles::worker(args),
     }
@@ -109,8 +122,10 @@ fn wait(future: impl Future<Output = anyhow::Result<Exit>>) -> anyhow::Result<Ex
 
 /// Roles log what changes into their files; for people's commands only warnings are worth a line.
 fn log(command: &Command) {
-    let role = matches!(command, Command::Master(_) | Command::Ps(_) | Command::Worker(_));
-    let default = if role { "info" } else { "warn" };
+    let role =
+        matches!(command, Command::Master(_) | Command::Tether(_) | Command::Ps(_) | Command::Worker(_));
+    // Its errors come back to us as errors, and are told where they matter.
+    let default = if role { "info,kube_client=off" } else { "warn,kube_client=off" };
     let filter = EnvFilter::try_from_env("ELASTICDL_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     builder.with_ansi(false).with_target(role).init();

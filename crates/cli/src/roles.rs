@@ -5,6 +5,7 @@
 use std::fs;
 use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use anyhow::Context;
 use elasticdl_master::config::Export;
 use elasticdl_master::status::{Phase, StopRequest};
 use elasticdl_spec::{ServerId, WorkerId};
-use elasticdl_wire::Token;
+use elasticdl_wire::{Identity, Token, tls};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -33,7 +34,13 @@ const BIND_PAUSE: Duration = Duration::from_millis(20);
 pub async fn master(args: Master) -> anyhow::Result<Exit> {
     let dir = JobDir::at(&args.job_dir)?;
     let record = dir.record()?;
+    let tls_dir = absolute(args.tls_dir)?;
     std::env::set_current_dir(&record.cwd).with_context(|| format!("going to {}", record.cwd.display()))?;
+    let identity = identity(tls_dir.as_deref(), args.listen)?;
+    if record.job.security.tls && identity.is_none() {
+        let what = "the job is to be encrypted (security.tls), and there is no certificate";
+        return Err(Fault::user(what).hint("name its directory with --tls-dir").into());
+    }
     let _locks = locks(&dir, &record)?;
     let patience = if args.resume { BIND_PATIENCE } else { Duration::ZERO };
     let listener = bind(args.listen, patience).await?;
@@ -47,18 +54,20 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
     }
     fs::create_dir_all(dir.logs()).with_context(|| format!("making {}", dir.logs().display()))?;
     let program = std::env::current_exe().context("finding this program")?;
-    let launcher = Local::new(program, dir.clone(), address.clone(), news_in);
+    let launcher = Local::new(program, dir.clone(), address.clone(), news_in).tls(tls_dir);
     let config = elasticdl_master::Config {
         best: truth::best(&record.job.data.validate),
         export: exporter(&dir, &record),
         plan,
         job_dir: dir.path().into(),
         token: Token::read(&dir.token())?,
+        identity,
         listener,
         resume: args.resume,
         launcher: Box::new(launcher),
         news,
         stops,
+        told: None,
     };
     // The client takes this for the sign that it can call.
     dir.write_master(&MasterAt { address, pid: std::process::id() }).context("writing master.json")?;
@@ -68,6 +77,23 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
         Phase::Done | Phase::Stopped => Ok(Exit::Done),
         _ => Ok(Exit::Job),
     }
+}
+
+/// A path that means the same wherever this process and its children run.
+fn absolute(path: Option<PathBuf>) -> anyhow::Result<Option<PathBuf>> {
+    let full =
+        path.map(|path| std::path::absolute(&path).with_context(|| format!("using {}", path.display())));
+    full.transpose()
+}
+
+/// The certificate in a directory, for a role that listens there.
+pub fn identity(dir: Option<&Path>, listen: SocketAddr) -> anyhow::Result<Option<Identity>> {
+    let identity = dir.map(Identity::read).transpose()?;
+    tls::may_listen(listen, identity.as_ref()).map_err(|e| {
+        Fault::user(e.to_string())
+            .hint("set security.tls to true in the job, or name the certificate with --tls-dir")
+    })?;
+    Ok(identity)
 }
 
 /// The job's lock and that of its checkpoint directory.
@@ -87,7 +113,7 @@ fn locks(dir: &JobDir, record: &Record) -> anyhow::Result<[Lock; 2]> {
 }
 
 /// Binds the port; one that is in use is tried again for `patience`.
-async fn bind(listen: SocketAddr, patience: Duration) -> anyhow::Result<TcpListener> {
+pub async fn bind(listen: SocketAddr, patience: Duration) -> anyhow::Result<TcpListener> {
     let began = Instant::now();
     let bound = loop {
         match TcpListener::bind(listen).await {
@@ -108,7 +134,7 @@ async fn bind(listen: SocketAddr, patience: Duration) -> anyhow::Result<TcpListe
     })
 }
 
-fn exporter(dir: &JobDir, record: &Record) -> Option<Export> {
+pub fn exporter(dir: &JobDir, record: &Record) -> Option<Export> {
     let out = record.resolve(record.job.output.as_ref()?);
     let (dir, job) = (dir.clone(), record.job.clone());
     Some(Box::new(move |checkpoint| {
@@ -155,7 +181,9 @@ pub async fn ps(args: Member) -> anyhow::Result<Exit> {
     let config = elasticdl_ps::Config {
         master: args.master,
         token,
+        identity: identity(args.tls_dir.as_deref(), args.listen)?,
         id: ServerId(args.id),
+        process: args.process.unwrap_or_else(std::process::id),
         listen: args.listen.to_string(),
     };
     elasticdl_ps::run(config).await?;
@@ -165,6 +193,10 @@ pub async fn ps(args: Member) -> anyhow::Result<Exit> {
 /// `worker`: trains until there is nothing more to train.
 pub fn worker(args: Member) -> anyhow::Result<Exit> {
     let token = Token::read(&args.token_file)?;
-    elasticdl_worker::run(elasticdl_worker::Config { master: args.master, token, id: WorkerId(args.id) })?;
+    let identity = args.tls_dir.as_deref().map(Identity::read).transpose()?;
+    let process = args.process.unwrap_or_else(std::process::id);
+    let config =
+        elasticdl_worker::Config { master: args.master, token, identity, id: WorkerId(args.id), process };
+    elasticdl_worker::run(config)?;
     Ok(Exit::Done)
 }

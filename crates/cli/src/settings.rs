@@ -12,8 +12,13 @@ use crate::fault::{self, Exit, Fault};
 use crate::print;
 
 /// Variables that begin like settings and are none.
-const OTHER_VARIABLES: [&str; 4] =
-    ["ELASTICDL_HOME", "ELASTICDL_LOG", "ELASTICDL_FAILPOINTS", "ELASTICDL_FAILPOINTS_LOG"];
+const OTHER_VARIABLES: [&str; 5] = [
+    "ELASTICDL_HOME",
+    "ELASTICDL_LOG",
+    "ELASTICDL_TLS_DIR",
+    "ELASTICDL_FAILPOINTS",
+    "ELASTICDL_FAILPOINTS_LOG",
+];
 
 /// Reads a job file and resolves it with the environment and flags.
 pub fn load(job: &JobFile) -> anyhow::Result<Resolved> {

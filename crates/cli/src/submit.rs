@@ -4,17 +4,18 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use elasticdl_spec::JobSpec;
+use elasticdl_wire::Identity;
 use tokio::process::{Child, ChildStdin, Command};
 
 use crate::client::Client;
 use crate::fault::{Exit, Fault};
-use crate::home::{Home, JobDir, MasterAt, Record, last_lines};
+use crate::home::{Home, JobDir, MasterAt, OnCluster, Record, last_lines};
 use crate::lock::{self, Holder, Lock, Refused};
 use crate::{print, store};
 
@@ -68,7 +69,7 @@ pub struct Claim {
 
 impl Claim {
     /// Claims the directory for a new run of `job`. Nothing of an earlier run is touched yet.
-    pub fn fresh(home: &Home, job: JobSpec) -> anyhow::Result<Claim> {
+    pub fn fresh(home: &Home, job: JobSpec, on: Option<OnCluster>) -> anyhow::Result<Claim> {
         let dir = home.job(&job.name);
         dir.create().map_err(|e| {
             let hint = "set ELASTICDL_HOME to a directory you can write to";
@@ -78,7 +79,7 @@ impl Claim {
         })?;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let cwd = std::env::current_dir().context("finding the current directory")?;
-        Claim::of(dir, Record { created, cwd, job })
+        Claim::of(dir, Record { created, cwd, job, on })
     }
 
     /// Claims the directory of a job that is to go on.
@@ -115,7 +116,9 @@ impl Claim {
             return Err(running(&name, holder.as_ref(), "is running").into());
         }
         let checkpoints = dir.checkpoints(&record);
-        if let Some(holder) = lock::holder(&checkpoints.join("lock")) {
+        if record.on.is_none()
+            && let Some(holder) = lock::holder(&checkpoints.join("lock"))
+        {
             return Err(shared_checkpoints(&checkpoints, holder.as_ref()).into());
         }
         Ok(Claim { dir, record, _starting: starting })
@@ -131,41 +134,32 @@ impl Claim {
         &self.dir
     }
 
-    /// Makes the directory that of a new run: checkpoints of earlier ones out of the way, a new secret.
+    /// Makes the directory that of a new run: checkpoints of earlier ones out of the way, new secrets.
     pub fn renew(&self, earlier: Earlier) -> anyhow::Result<()> {
-        self.set_checkpoints_aside(earlier)?;
+        if self.record.on.is_none() {
+            set_checkpoints_aside(&self.dir, &self.record, earlier)?;
+        }
         remove(&self.dir.logs(), |path| fs::remove_dir_all(path))?;
         remove(&self.dir.events(), |path| fs::remove_file(path))?;
+        remove(&self.dir.tls(), |path| fs::remove_dir_all(path))?;
+        if self.record.job.security.tls || self.record.on.is_some() {
+            Identity::make(SystemTime::now())?.write(&self.dir.tls())?;
+        }
         let wrote = self.dir.write_record(&self.record).and_then(|()| self.dir.write_token());
         wrote.with_context(|| format!("writing to {}", self.dir.path().display()))
     }
 
-    /// A run begins without checkpoints, or it would go on from another one's.
-    fn set_checkpoints_aside(&self, earlier: Earlier) -> anyhow::Result<()> {
-        let dir = self.dir.checkpoints(&self.record);
-        if store::all(&dir)?.is_empty() {
-            // That of a run which ended before its first checkpoint.
-            return store::clear_ledger(&dir);
+    /// Where the job's certificate is, if it is to have one.
+    fn tls_dir(&self) -> anyhow::Result<Option<PathBuf>> {
+        let dir = self.dir.tls();
+        match (self.record.job.security.tls, dir.exists()) {
+            (_, true) => Ok(Some(dir)),
+            (false, false) => Ok(None),
+            // Going on without it would say in the open what was to be kept secret.
+            (true, false) => Err(Fault::user(format!("the job's certificate is gone: {}", dir.display()))
+                .hint("start the job again with `elasticdl train`")
+                .into()),
         }
-        let name = &self.record.job.name;
-        if self.record.job.checkpoint.dir.is_none() {
-            let old = self.dir.path().join("checkpoint.old");
-            remove(&old, |path| fs::remove_dir_all(path))?;
-            fs::rename(&dir, &old)
-                .with_context(|| format!("moving {} to {}", dir.display(), old.display()))?;
-            print::note(&format!("checkpoints of the last run of {name} are now in {}", old.display()));
-        } else if earlier == Earlier::Remove {
-            store::clear(&dir)?;
-            print::note(&format!("removed the checkpoints of an earlier run from {}", dir.display()));
-        } else {
-            let owner = store::newest(&dir, name).map_or(name.clone(), |(manifest, _)| manifest.job);
-            let what = format!("{} holds checkpoints of an earlier run of job {owner:?}", dir.display());
-            let hint = format!(
-                "`elasticdl resume {owner}` goes on with them, --fresh removes them; or name another checkpoint.dir"
-            );
-            return Err(Fault::user(what).hint(hint).into());
-        }
-        Ok(())
     }
 
     /// Starts the master and waits until it listens.
@@ -207,12 +201,18 @@ impl Claim {
             append(&dir.log("master")).with_context(|| format!("opening {}", dir.log("master").display()))?;
         let program = std::env::current_exe().context("finding this program")?;
         let mut command = Command::new(program);
-        command.arg("master").arg("--job-dir").arg(dir.path());
+        let role = if self.record.on.is_some() { "tether" } else { "master" };
+        command.arg(role).arg("--job-dir").arg(dir.path());
         if start.resume {
             command.arg("--resume");
         }
-        if let Some(listen) = start.listen {
+        if let Some(listen) = start.listen.filter(|_| self.record.on.is_none()) {
             command.arg("--listen").arg(listen.to_string());
+        }
+        // This job's own or none, whatever the environment says.
+        command.env_remove("ELASTICDL_TLS_DIR");
+        if let Some(dir) = self.tls_dir()?.filter(|_| self.record.on.is_none()) {
+            command.arg("--tls-dir").arg(dir);
         }
         if start.detach {
             command.stdin(Stdio::null());
@@ -227,6 +227,33 @@ impl Claim {
             Fault::user(what).because(e).hint("the job goes on in the directory it was submitted from").into()
         })
     }
+}
+
+/// A run begins without checkpoints, or it would go on from another one's.
+pub fn set_checkpoints_aside(job: &JobDir, record: &Record, earlier: Earlier) -> anyhow::Result<()> {
+    let dir = job.checkpoints(record);
+    if store::all(&dir)?.is_empty() {
+        // That of a run which ended before its first checkpoint.
+        return store::clear_ledger(&dir);
+    }
+    let name = &record.job.name;
+    if record.job.checkpoint.dir.is_none() {
+        let old = job.path().join("checkpoint.old");
+        remove(&old, |path| fs::remove_dir_all(path))?;
+        fs::rename(&dir, &old).with_context(|| format!("moving {} to {}", dir.display(), old.display()))?;
+        print::note(&format!("checkpoints of the last run of {name} are now in {}", old.display()));
+    } else if earlier == Earlier::Remove {
+        store::clear(&dir)?;
+        print::note(&format!("removed the checkpoints of an earlier run from {}", dir.display()));
+    } else {
+        let owner = store::newest(&dir, name).map_or(name.clone(), |(manifest, _)| manifest.job);
+        let what = format!("{} holds checkpoints of an earlier run of job {owner:?}", dir.display());
+        let hint = format!(
+            "`elasticdl resume {owner}` goes on with them, --fresh removes them; or name another checkpoint.dir"
+        );
+        return Err(Fault::user(what).hint(hint).into());
+    }
+    Ok(())
 }
 
 /// Opens a log so that several writers and restarts keep each other's lines.

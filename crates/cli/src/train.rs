@@ -1,24 +1,33 @@
 //! `train` and `resume`: a job from its file, or from its ledger, to its end.
 
+#![expect(clippy::disallowed_methods, reason = "an edge: it reads the clock")]
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use elasticdl_master::store as checkpoints;
-use elasticdl_spec::Plan;
+use elasticdl_spec::{JobSpec, Plan};
 use serde_json::json;
 
-use crate::args::{Follow, Resume, Train};
+use crate::args::{Follow, Place, Resume, Train};
 use crate::check::Missing;
 use crate::fault::{self, Exit, Fault};
-use crate::home::Home;
+use crate::home::{Home, OnCluster, Record};
 use crate::submit::{Claim, Earlier, Start, Started};
 use crate::view::View;
-use crate::{check, follow, print, settings, store};
+use crate::{check, follow, print, settings, store, tether};
 
 /// `train`.
 pub async fn train(args: Train) -> anyhow::Result<Exit> {
     let file = args.job.file.display().to_string();
     let job = settings::load(&args.job)?.job;
-    let claim = Claim::fresh(&Home::find()?, job)?;
-    check::check(claim.dir(), claim.record(), Missing::Make)
-        .map_err(|problems| fault::problems(&file, &problems))?;
+    let on = (args.on == Place::Kubernetes).then(|| on_cluster(&args, &job));
+    let claim = Claim::fresh(&Home::find()?, job, on)?;
+    match &claim.record().on {
+        None => check::check(claim.dir(), claim.record(), Missing::Make)
+            .map_err(|problems| fault::problems(&file, &problems))?,
+        // The data is where the pods are, and so they look at it.
+        Some(on) => check_cluster(claim.record(), on).await?,
+    }
     claim.renew(if args.fresh { Earlier::Remove } else { Earlier::Refuse })?;
     let start = Start { resume: false, detach: args.follow.detach, listen: args.follow.listen };
     let started = claim.start(start).await?;
@@ -29,6 +38,10 @@ pub async fn train(args: Train) -> anyhow::Result<Exit> {
 pub async fn resume(args: Resume) -> anyhow::Result<Exit> {
     let claim = Claim::existing(&Home::find()?, &args.job)?;
     let (dir, record) = (claim.dir(), claim.record());
+    if record.on.is_some() {
+        let start = Start { resume: true, detach: args.follow.detach, listen: None };
+        return go_on(claim.start(start).await?, &args.follow).await;
+    }
     let at = dir.checkpoints(record);
     let plan: Plan = check::plan(&record.job)?;
     match checkpoints::newest(&at)? {
@@ -46,6 +59,28 @@ pub async fn resume(args: Resume) -> anyhow::Result<Exit> {
     let start = Start { resume: true, detach: args.follow.detach, listen };
     let started = claim.start(start).await?;
     go_on(started, &args.follow).await
+}
+
+/// Where on the cluster a new run is.
+fn on_cluster(args: &Train, job: &JobSpec) -> OnCluster {
+    let run = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis());
+    OnCluster {
+        context: args.context.clone(),
+        namespace: job.kubernetes.namespace.clone(),
+        run: format!("{run:x}"),
+        fresh: args.fresh,
+    }
+}
+
+/// What can be known of a job on a cluster before anything starts.
+async fn check_cluster(record: &Record, on: &OnCluster) -> anyhow::Result<()> {
+    check::plan(&record.job)?;
+    if record.job.kubernetes.volumes.is_empty() {
+        let what = "a job on a cluster keeps its ledger and its checkpoints on a volume, and there is none";
+        let hint = "add one to spec.kubernetes.volumes, as in [{ persistentVolumeClaim: { claimName: data }, mountPath: /data }]";
+        return Err(Fault::user(what).hint(hint).into());
+    }
+    tether::find(on).await.map(|_| ())
 }
 
 /// No master of this job has ever got so far as to write anything down.

@@ -9,7 +9,7 @@ use elasticdl_master::status::{Event, Status};
 use crate::print;
 
 mod block;
-mod event;
+pub mod event;
 mod live;
 mod plain;
 mod summary;

@@ -4,8 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use elasticdl_spec::Plan;
-use elasticdl_wire::Token;
 use elasticdl_wire::control::Role;
+use elasticdl_wire::{Identity, Token};
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -18,6 +18,8 @@ pub struct Config {
     pub job_dir: PathBuf,
     /// The job's secret.
     pub token: Token,
+    /// The job's certificate; without one everything is plain, and only this machine may call.
+    pub identity: Option<Identity>,
     /// Where it is called; already bound, so that the address is known.
     pub listener: TcpListener,
     /// Whether there must be a ledger to go on from. Where there is one, the job goes on from it in any
@@ -29,6 +31,8 @@ pub struct Config {
     pub news: mpsc::UnboundedReceiver<News>,
     /// A value here asks the job to stop, as `POST /v1/stop` does: signals, a client that went away.
     pub stops: mpsc::UnboundedReceiver<crate::status::StopRequest>,
+    /// Every event goes here too.
+    pub told: Option<mpsc::UnboundedSender<crate::status::Event>>,
     /// What the data allows at best, where it carries a planted truth.
     pub best: Option<Best>,
     /// Exports a committed checkpoint; called once, at the end, where the job has an output.

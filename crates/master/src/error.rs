@@ -38,6 +38,9 @@ pub enum Error {
     /// There is nothing to resume from.
     #[error("there is no ledger in {0} to resume from")]
     NothingToResume(String),
+    /// The master must not listen where it was to.
+    #[error(transparent)]
+    Wire(#[from] elasticdl_wire::Error),
     /// The data cannot be used.
     #[error(transparent)]
     Data(#[from] elasticdl_data::Error),
@@ -60,6 +63,7 @@ impl Error {
             | Error::Ledger { .. }
             | Error::Succeeded { .. }
             | Error::NothingToResume(_) => Kind::User,
+            Error::Wire(e) => e.kind(),
             Error::Data(e) => e.kind(),
         }
     }

@@ -19,12 +19,14 @@ use crate::config::{Best, Exit, Process, Waits};
 use crate::evaluation::Evaluation;
 use crate::fleet::{self, Fleet};
 use crate::ledger::{Book, Entry, Quarantined, ShardNote};
-use crate::status::{Phase, Status, StopRequest};
+use crate::status::{Phase, Status, StopRequest, Wanted};
 use crate::tasks::{Order, Tasks};
+use crate::useful::Useful;
 
 mod members;
 mod phases;
 mod recovery;
+mod scale;
 mod view;
 mod work;
 
@@ -83,8 +85,8 @@ pub enum Event {
     Exited(Exit),
     /// A process does not run yet.
     Waits(Waits),
-    /// So many workers, please.
-    Scale(Ticket, u32),
+    /// So many workers, please, or as many as are of use.
+    Scale(Ticket, Wanted),
     /// Stop.
     Stop(StopRequest),
     /// Time has passed.
@@ -186,6 +188,10 @@ pub struct Job {
     tasks: Tasks,
     evaluation: Evaluation,
     fleet: Fleet,
+    /// Finds out how many workers are of use; `None` where somebody has said how many there are to be.
+    useful: Option<Useful>,
+    /// Records that this master was told of, including those that are trained again.
+    told: u64,
     checkpoints: Coordinator,
     /// The newest committed checkpoint: what a restarted server restores.
     committed: Option<Manifest>,
@@ -271,7 +277,10 @@ impl Job {
         };
         let mut tasks = Tasks::new(job.train.epochs, order);
         tasks.load(Duration::ZERO, &book);
-        let workers = book.workers_wanted.unwrap_or(job.workers.count);
+        let workers = book.workers_wanted.unwrap_or_else(|| job.workers_at_start());
+        let automatic = book.workers_wanted.map_or(job.workers.count.is_none(), |_| book.workers_automatic);
+        let useful = automatic.then(|| Useful::new(job.kubernetes.workers_min, job.workers.max, workers));
+        let workers = useful.as_ref().map_or(workers, |useful| useful.target().workers);
         let mut made = Job {
             plan_json: serde_json::to_string(&plan).expect("a plan is JSON"),
             checkpoint_dir: start.checkpoint_dir,
@@ -284,6 +293,8 @@ impl Job {
             tasks,
             evaluation: Evaluation::new(job.evaluate.every),
             fleet: Fleet::new(job.servers.count, workers, job.limits.restarts),
+            useful,
+            told: 0,
             checkpoints: Coordinator::new(
                 job.checkpoint.every,
                 start.checkpoint_next.max(book.cut + 1),
@@ -345,7 +356,7 @@ impl Job {
             Event::Launched(role, id, outcome) => self.launched(now, role, id, outcome, effects),
             Event::Exited(exit) => self.exited(now, exit, effects),
             Event::Waits(waits) => self.waits(waits, effects),
-            Event::Scale(ticket, workers) => self.scale(now, ticket, workers, effects),
+            Event::Scale(ticket, wanted) => self.scale(now, ticket, wanted, effects),
             Event::Stop(stop) => self.stop(now, stop, effects),
             Event::Tick => self.tick(now, effects),
         }

@@ -114,6 +114,9 @@ pub enum Entry {
     Scaled {
         /// How many.
         workers: u32,
+        /// Whether that is the master's own choice, which it may change.
+        #[serde(default)]
+        automatic: bool,
     },
     /// A batch is set aside: it moves the marks and teaches nothing.
     Quarantined(Quarantined),
@@ -290,6 +293,9 @@ pub struct Book {
     pub worker_next: u32,
     /// How many workers are wanted, where that was changed.
     pub workers_wanted: Option<u32>,
+    /// Whether that was the master's own choice.
+    #[serde(default)]
+    pub workers_automatic: bool,
     /// Batches that are set aside.
     pub quarantined: Vec<Quarantined>,
     /// Records of tasks that were done and had to be opened again.
@@ -364,7 +370,10 @@ impl Book {
                 }
             }
             Entry::Exited { role, id } => drop(self.processes.remove(&process_name(*role, *id))),
-            Entry::Scaled { workers } => self.workers_wanted = Some(*workers),
+            Entry::Scaled { workers, automatic } => {
+                self.workers_wanted = Some(*workers);
+                self.workers_automatic = *automatic;
+            }
             Entry::Quarantined(batch) => self.quarantined.push(batch.clone()),
             Entry::Finished { phase } => {
                 self.finished = Some(*phase);
@@ -436,7 +445,7 @@ mod tests {
             Entry::Started { role: MemberRole::Server, id: 1, process },
             Entry::Serving { id: 1, address: "host:1".into() },
             Entry::Exited { role: MemberRole::Worker, id: 1 },
-            Entry::Scaled { workers: 9 },
+            Entry::Scaled { workers: 9, automatic: true },
             Entry::Quarantined(Quarantined { task, batch: 1, error: "bad".into() }),
             Entry::Finished { phase: Phase::Done },
         ];
@@ -448,6 +457,12 @@ mod tests {
         }
         let bytes = serde_json::to_vec(&book).unwrap();
         assert_eq!(serde_json::from_slice::<Book>(&bytes).unwrap(), book);
+    }
+
+    #[test]
+    fn a_number_of_workers_that_was_written_down_before_it_could_be_automatic_is_a_persons() {
+        let entry: Entry = serde_json::from_str(r#"{"scaled":{"workers":3}}"#).unwrap();
+        assert_eq!(entry, Entry::Scaled { workers: 3, automatic: false });
     }
 
     #[test]

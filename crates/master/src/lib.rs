@@ -1,9 +1,9 @@
 //! The master: one per job. It cuts data into shards, leases tasks, decides the fleet, commits
 //! checkpoints, runs evaluations and tells how it goes.
 //!
-//! The cores decide and do no IO: [`tasks`], [`fleet`], [`evaluation`], [`checkpoint`], [`ledger`] and, above them,
-//! [`job`], whose `step(now, event, effects)` is the only entrance. The edges carry out and decide
-//! nothing: [`run`] (the loop), `server` (gRPC and HTTP), [`shards`] (indexing), [`store`] (manifests).
+//! The cores decide and do no IO: [`tasks`], [`fleet`], [`evaluation`], [`checkpoint`], [`ledger`], [`useful`] and,
+//! above them, [`job`], whose `step(now, event, effects)` is the only entrance. The edges carry out and decide
+//! nothing: [`run`] (the loop), `server` (gRPC and HTTP), `listen` (TLS), [`shards`] (indexing), [`store`] (manifests).
 
 pub mod checkpoint;
 pub mod config;
@@ -12,12 +12,14 @@ pub mod evaluation;
 pub mod fleet;
 pub mod job;
 pub mod ledger;
+mod listen;
 pub mod run;
 mod server;
 pub mod shards;
 pub mod status;
 pub mod store;
 pub mod tasks;
+pub mod useful;
 
 pub use config::Config;
 pub use error::{Error, Result};

@@ -8,14 +8,17 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use elasticdl_wire::control::{BeatReply, Role, beat_reply};
-use elasticdl_wire::failpoint;
+use elasticdl_wire::{Identity, failpoint, tls};
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 
 use crate::config::{Config, Export, Launcher, News};
 use crate::error::{Error, Result};
 use crate::fleet::Order;
 use crate::job::{Answer, Effect, Event, Job, Start, Ticket};
 use crate::ledger::{self, Entry, Ledger, TermsOfJob};
+use crate::listen::Secure;
 use crate::server::{EventLog, Input, router};
 use crate::status::{self, LedgerStatus, Phase, Status};
 use crate::{shards, store};
@@ -36,6 +39,8 @@ pub struct Outcome {
 
 /// Runs a job to its end, from wherever its ledger says it is.
 pub async fn run(mut config: Config) -> Result<Outcome> {
+    let address = config.listener.local_addr().map_err(|e| Error::io("asking for the address", e))?;
+    tls::may_listen(address, config.identity.as_ref())?;
     let job_spec = config.plan.job.clone();
     let default_dir = config.job_dir.join("checkpoint");
     let checkpoint_dir = job_spec.checkpoint.dir.as_ref().map_or(default_dir, PathBuf::from);
@@ -50,7 +55,7 @@ pub async fn run(mut config: Config) -> Result<Outcome> {
         .map_err(|e| Error::io(format!("opening {}", events_path.display()), e))?;
 
     let app = router(config.token.clone(), inputs_sender.clone(), log.clone());
-    let serving = tokio::spawn(axum::serve(config.listener, app).into_future());
+    let serving = serve(config.listener, config.identity.as_ref(), app)?;
     index(&job_spec, config.job_dir.join("index"), inputs_sender.clone())?;
 
     let running =
@@ -67,6 +72,7 @@ pub async fn run(mut config: Config) -> Result<Outcome> {
         tickets: BTreeMap::new(),
         ticket_next: 1,
         log,
+        told: config.told,
         events_file,
         running,
         over: None,
@@ -77,6 +83,19 @@ pub async fn run(mut config: Config) -> Result<Outcome> {
     }
     serving.abort();
     outcome.map(|phase| Outcome { phase })
+}
+
+/// Answers calls from now on.
+fn serve(
+    listener: TcpListener,
+    identity: Option<&Identity>,
+    app: axum::Router,
+) -> Result<JoinHandle<std::io::Result<()>>> {
+    let Some(identity) = identity else {
+        return Ok(tokio::spawn(axum::serve(listener, app).into_future()));
+    };
+    let secure = Secure::new(listener, identity).map_err(|e| Error::io("starting to listen", e))?;
+    Ok(tokio::spawn(axum::serve(secure, app).into_future()))
 }
 
 /// Opens the ledger, checks that it is this job's, and takes over what still runs.
@@ -158,6 +177,7 @@ struct Edge {
     tickets: BTreeMap<Ticket, oneshot::Sender<Answer>>,
     ticket_next: Ticket,
     log: EventLog,
+    told: Option<mpsc::UnboundedSender<status::Event>>,
     events_file: File,
     /// Processes that were started and whose exit has not been seen.
     running: BTreeMap<u32, (Role, u32)>,
@@ -361,6 +381,10 @@ impl Edge {
                 }
             }
             Err(error) => tracing::error!(%error, "an event is no JSON"),
+        }
+        if let Some(told) = &self.told {
+            // Nobody may listen any more.
+            let _ = told.send(event.clone());
         }
         self.log.push(event);
     }

@@ -147,10 +147,11 @@ async fn require_token(State(token): State<Token>, request: Request, next: Next)
 
 async fn get_status(State(shared): State<Shared>) -> Response {
     let (reply, status) = oneshot::channel();
-    let sent = shared.inputs.send(Input::Status(reply));
-    match (sent, status.await) {
-        (Ok(()), Ok(status)) => Json(status).into_response(),
-        _ => ending().into_response(),
+    // Where the loop is gone the question is dropped at once, and with it the wait for an answer.
+    drop(shared.inputs.send(Input::Status(reply)));
+    match status.await {
+        Ok(status) => Json(status).into_response(),
+        Err(_) => ending().into_response(),
     }
 }
 

@@ -1,5 +1,8 @@
 //! What people and programs see of a job: the status, and the events on the way.
 
+use std::fmt;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -69,6 +72,9 @@ pub struct Status {
     pub tasks: TaskCounts,
     /// Workers wanted.
     pub workers_wanted: u32,
+    /// Why so many, where the master itself finds out how many are of use.
+    #[serde(default)]
+    pub workers_why: Option<String>,
     /// The workers there are.
     pub workers: Vec<Process>,
     /// The servers there are.
@@ -159,8 +165,61 @@ pub struct Event {
 /// Body of `POST /v1/scale`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScaleRequest {
-    /// Workers wanted.
-    pub workers: u32,
+    /// Workers wanted: a number, or "auto".
+    pub workers: Wanted,
+}
+
+/// How many workers somebody wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Value", into = "Value")]
+pub enum Wanted {
+    /// So many, whatever they add.
+    Fixed(u32),
+    /// As many as are of use: the master finds out.
+    Auto,
+}
+
+/// The word for [`Wanted::Auto`].
+const AUTO: &str = "auto";
+
+impl FromStr for Wanted {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            AUTO => Ok(Wanted::Auto),
+            _ => text.parse().map(Wanted::Fixed).map_err(|_| format!("a whole number or {AUTO} is wanted")),
+        }
+    }
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wanted::Fixed(workers) => write!(f, "{workers}"),
+            Wanted::Auto => f.write_str(AUTO),
+        }
+    }
+}
+
+impl TryFrom<Value> for Wanted {
+    type Error = String;
+
+    fn try_from(value: Value) -> Result<Self, String> {
+        match value {
+            Value::String(text) => text.parse(),
+            other => other.to_string().parse(),
+        }
+    }
+}
+
+impl From<Wanted> for Value {
+    fn from(wanted: Wanted) -> Self {
+        match wanted {
+            Wanted::Fixed(workers) => workers.into(),
+            Wanted::Auto => AUTO.into(),
+        }
+    }
 }
 
 /// Body of `POST /v1/stop`.
@@ -168,4 +227,27 @@ pub struct ScaleRequest {
 pub struct StopRequest {
     /// Whether to leave at once, without draining and without a checkpoint.
     pub now: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_wanted_by_number_or_automatically() {
+        for (text, wanted) in [("8", Wanted::Fixed(8)), ("auto", Wanted::Auto)] {
+            assert_eq!(text.parse(), Ok(wanted));
+            assert_eq!(wanted.to_string(), text);
+        }
+        for (json, workers) in
+            [(r#"{"workers":8}"#, Wanted::Fixed(8)), (r#"{"workers":"auto"}"#, Wanted::Auto)]
+        {
+            assert_eq!(serde_json::from_str::<ScaleRequest>(json).unwrap(), ScaleRequest { workers });
+            assert_eq!(serde_json::to_string(&ScaleRequest { workers }).unwrap(), json);
+        }
+        for wrong in ["-1", "many", "1.5", ""] {
+            assert_eq!(wrong.parse::<Wanted>(), Err("a whole number or auto is wanted".into()), "{wrong}");
+        }
+        assert!(serde_json::from_str::<ScaleRequest>(r#"{"workers":null}"#).is_err());
+    }
 }

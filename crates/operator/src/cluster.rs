@@ -1,7 +1,5 @@
 //! Edge: which cluster, and the objects of a job on it.
 
-#![expect(clippy::disallowed_methods, reason = "an edge: it waits")]
-
 use std::time::Duration;
 
 use futures::TryStreamExt;
@@ -16,6 +14,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Config, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tracing::warn;
 
 use crate::error::{Error, Result};
 use crate::manifest::{Job, MASTER_PORT, Secrets};
@@ -152,6 +151,78 @@ impl Cluster {
         let stream = self.api::<Pod>().log_stream(pod, &params).await.map_err(Error::api(failed(pod)))?;
         let attempt = failed(pod);
         Ok(stream.lines().map_err(move |source| Error::Io { attempt: attempt.clone(), source }))
+    }
+
+    /// Has a pod do one thing with the job's volumes. Tells its exit code and what it wrote.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be made, or did not end within `limit`.
+    pub async fn errand(
+        &self,
+        job: &Job,
+        what: &str,
+        args: &[&str],
+        limit: Duration,
+    ) -> Result<(i32, String)> {
+        let name = format!("{}-{what}", job.spec.name);
+        let api = self.api::<Pod>();
+        let ended = |pod: &Pod| match pod::state(pod) {
+            State::Ended(end) => Some(end.code.unwrap_or(2)),
+            _ => None,
+        };
+        let pod = api.create(&PostParams::default(), &job.errand(&name, args)?).await;
+        pod.map_err(Error::api(format!("starting {name}")))?;
+        let mut last = None;
+        let watched = async {
+            let config = watcher::Config::default().fields(&format!("metadata.name={name}"));
+            let mut events = std::pin::pin!(watcher(api.clone(), config).default_backoff().applied_objects());
+            loop {
+                match events.try_next().await {
+                    Ok(Some(pod)) => match ended(&pod) {
+                        Some(code) => return code,
+                        None => last = Some(pod),
+                    },
+                    Ok(None) => return 2,
+                    Err(error) => warn!(%error, "the watch of a pod is cut off"),
+                }
+            }
+        };
+        let code = tokio::time::timeout(limit, watched).await;
+        let log = match &code {
+            Ok(_) => api
+                .logs(&name, &LogParams::default())
+                .await
+                .map_err(Error::api(format!("reading the log of {name}"))),
+            Err(_) => Ok(String::new()),
+        };
+        // Whoever asked has the answer; a pod that stays behind goes with the job.
+        let _ = api.delete(&name, &DeleteParams::default().grace_period(0)).await;
+        let why = last.map(|pod| match pod::state(&pod) {
+            State::Waits(Some(wait)) => format!(": {}", wait.why),
+            _ => String::new(),
+        });
+        let late = |_| Error::Late {
+            what: format!("{name} did not end"),
+            seconds: limit.as_secs(),
+            why: why.unwrap_or_default(),
+        };
+        Ok((code.map_err(late)?, log?))
+    }
+
+    /// Ends workers and servers that are left when a job is over; those that failed stay to be looked at.
+    pub async fn end_members(&self, job: &str) -> Result<()> {
+        let params = ListParams::default().labels(&names::members_selector(job));
+        let pods = self.api::<Pod>().list(&params).await.map_err(Error::api("listing the job's pods"))?;
+        for pod in pods.items.iter().filter(|pod| !matches!(pod::state(pod), State::Ended(_))) {
+            let name = pod.name_any();
+            match self.api::<Pod>().delete(&name, &DeleteParams::default().grace_period(0)).await {
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                Err(error) => return Err(Error::api(format!("ending {name}"))(error)),
+                Ok(_) => {}
+            }
+        }
+        Ok(())
     }
 
     /// Removes everything that belongs to a job: what owns it all, and so the rest.

@@ -231,8 +231,8 @@ impl Shared {
             kept.push(name);
             (kept.len() > KEPT).then(|| kept.remove(0))
         } else {
-            // One that is stuck on a node that went away is left to whoever looks after nodes.
-            (end.cause == Cause::Own).then_some(name)
+            // One that is stuck on a node that went away is left alone until the job is over.
+            Some(name).filter(|name| self.roster().has_ended(name))
         };
         if let Some(name) = remove {
             let shared = Arc::clone(self);

@@ -4,10 +4,12 @@
 //!
 //! - [`names`]: names and labels of everything that belongs to a job.
 //! - [`manifest`]: what a job's objects look like; pure.
+//! - [`negotiate`]: how many workers each job may have; pure.
 //! - [`pod`]: what a pod's status means; pure.
 //! - [`roster`]: the pods of a job as the watch tells of them, and what is news; pure.
 //! - [`fleet`]: the edge that starts, stops and watches them.
 //! - [`cluster`]: the edge that knows which cluster, and makes the objects of a job.
+//! - [`recorder`]: the edge that tells what happens, for `kubectl get events`.
 //! - [`supervise`]: what is to be done about a master; pure.
 //! - [`tunnel`]: the edge that reaches a port of a pod from outside the cluster.
 
@@ -16,7 +18,9 @@ pub mod error;
 pub mod fleet;
 pub mod manifest;
 pub mod names;
+pub mod negotiate;
 pub mod pod;
+pub mod recorder;
 pub mod roster;
 pub mod supervise;
 pub mod tunnel;

@@ -36,6 +36,8 @@ pub struct Job {
     pub namespace: String,
     /// Which run of it: names its directory.
     pub run: String,
+    /// Whether checkpoints of an earlier run are to be removed.
+    pub fresh: bool,
     /// What owns the objects.
     pub owner: Option<OwnerReference>,
 }
@@ -117,8 +119,12 @@ impl Job {
     pub fn master(&self, attempt: u32) -> Result<Pod> {
         let pods = &self.spec.kubernetes.master;
         let name = names::attempt(&names::master(&self.spec.name), attempt);
-        let (dir, listen) = (self.directory(), format!("$(POD_IP):{MASTER_PORT}"));
-        let args = ["master", "--on", "kubernetes", "--job-dir", &dir, "--listen", &listen];
+        // Everywhere: a tunnel through the API server comes in at the pod's own loopback address.
+        let (dir, listen) = (self.directory(), format!("0.0.0.0:{MASTER_PORT}"));
+        let mut args = vec!["master", "--on", "kubernetes", "--job-dir", &dir, "--listen", &listen];
+        if self.fresh {
+            args.push("--fresh");
+        }
         let anchor = names::anchor(&self.spec.name);
         let account = self.spec.kubernetes.service_account.as_deref().unwrap_or(&anchor);
         let pod = PodParts {
@@ -126,9 +132,29 @@ impl Job {
             labels: &[(names::ROLE, json!("master")), (names::LAUNCH, json!(attempt.to_string()))],
             annotations: &[],
             args: &args,
-            env: &[("POD_NAMESPACE", field("metadata.namespace"))],
+            env: &[
+                ("POD_NAMESPACE", field("metadata.namespace")),
+                ("POD_NAME", field("metadata.name")),
+                ("POD_UID", field("metadata.uid")),
+            ],
             priority: names::PRIORITY_MASTER,
             account: Some(account),
+            memory: pods.memory_after(0),
+        };
+        self.pod(&pod, pods, "master")
+    }
+
+    /// A pod that does one thing with the job's volumes and ends.
+    pub fn errand(&self, name: &str, args: &[&str]) -> Result<Pod> {
+        let pods = &self.spec.kubernetes.master;
+        let pod = PodParts {
+            name,
+            labels: &[(names::ROLE, json!("errand"))],
+            annotations: &[],
+            args,
+            env: &[],
+            priority: names::PRIORITY_MASTER,
+            account: None,
             memory: pods.memory_after(0),
         };
         self.pod(&pod, pods, "master")

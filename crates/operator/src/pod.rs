@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use crate::names;
 
 /// The most lines of a dead pod's log that are told.
-const LINES: usize = 5;
+const LINES: usize = 12;
 
 /// Where a pod is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,6 +106,8 @@ pub fn end(pod: &Pod) -> End {
     let signal = signal.or_else(|| code.filter(|c| (129..160).contains(c)).map(|c| c - 128));
     let cause = match (disruption(pod), reason) {
         (_, Some("OOMKilled")) => Cause::Memory,
+        // Its node came back and does not know what became of it.
+        (None, Some("ContainerStatusUnknown" | "Unknown")) => Cause::NodeLost,
         (Some(cause), _) => cause,
         _ if pod.metadata.deletion_timestamp.is_some() || terminated.is_none() => Cause::Deleted,
         _ => Cause::Own,
@@ -224,6 +226,8 @@ mod tests {
         let memory =
             ended(json!({ "phase": "Failed", "containerStatuses": terminated("OOMKilled", 137, "") }));
         assert_eq!(memory.cause, Cause::Memory);
+        let lost = ended(json!({ "phase": "Failed", "containerStatuses": terminated("Unknown", 255, "") }));
+        assert_eq!(lost.cause, Cause::NodeLost);
         let evicted =
             ended(json!({ "phase": "Failed", "reason": "Evicted", "message": "the node was low on memory" }));
         assert_eq!((evicted.cause, evicted.last_lines.len()), (Cause::Evicted, 1));

@@ -142,14 +142,9 @@ impl Roster {
         self.memory_deaths.get(&memory_key(role, id)).copied().unwrap_or(0)
     }
 
-    /// Names of all pods that have ended and need not be kept.
-    pub fn ended(&self) -> impl Iterator<Item = &str> {
-        self.pods.iter().filter(|(_, k)| matches!(k.state, State::Ended(_))).map(|(name, _)| name.as_str())
-    }
-
-    /// Names of all pods.
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.pods.keys().map(String::as_str)
+    /// Whether the pod of this name has ended and is still there.
+    pub fn has_ended(&self, name: &str) -> bool {
+        self.pods.get(name).is_some_and(|known| matches!(known.state, State::Ended(_)))
     }
 
     fn tell(&mut self, name: &str, end: End) -> Option<News> {
@@ -287,6 +282,6 @@ mod tests {
         )
         .unwrap();
         assert_eq!(roster.applied(&master), None);
-        assert_eq!(roster.names().count(), 0);
+        assert!(!roster.has("j-master"));
     }
 }

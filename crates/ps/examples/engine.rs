@@ -97,7 +97,8 @@ fn served(rows: usize, dim: usize) -> Result<(), Box<dyn Error>> {
         partitions.open(Partition::new(Arc::clone(&model), id, 1));
     }
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    let server = Server::start(listener, Token::new(TOKEN)?, Arc::clone(&partitions), Options::default())?;
+    let server =
+        Server::start(listener, Token::new(TOKEN)?, None, Arc::clone(&partitions), Options::default())?;
     let mut stream = TcpStream::connect(server.address())?;
     stream.set_nodelay(true)?;
     let mut frame = Frame::default();

@@ -20,7 +20,7 @@ use elasticdl_wire::control::{
 };
 use elasticdl_wire::failpoint;
 use elasticdl_wire::retry::Backoff;
-use elasticdl_wire::{self as wire, Token};
+use elasticdl_wire::{self as wire, Identity, Token};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 use tonic::{Code, Response, Status};
@@ -46,8 +46,12 @@ pub struct Config {
     pub master: String,
     /// The job's token.
     pub token: Token,
+    /// The job's certificate; without one everything is plain, and only this machine can be served.
+    pub identity: Option<Identity>,
     /// Which server this is.
     pub id: ServerId,
+    /// Tells it apart from others of its number.
+    pub process: u32,
     /// Where to listen for workers; port 0: any that is free.
     pub listen: String,
 }
@@ -56,7 +60,7 @@ pub struct Config {
 ///
 /// # Errors
 ///
-/// The address cannot be listened on, the partitions cannot be opened, the master refuses the token,
+/// The address cannot or must not be listened on, the partitions cannot be opened, the master refuses the token,
 /// [`Error::Orphaned`], or [`Error::Torn`].
 pub async fn run(config: Config) -> Result<()> {
     let failed = |e| Error::io("listening for SIGTERM", e);
@@ -74,15 +78,17 @@ pub async fn run(config: Config) -> Result<()> {
 async fn serve(config: Config) -> Result<()> {
     let failed = |e| Error::io(format!("listening on {}", config.listen), e);
     let listener = TcpListener::bind(&config.listen).map_err(failed)?;
-    let address = listener.local_addr().map_err(failed)?.to_string();
-    let mut link = Link::new(&config, address)?;
+    let address = listener.local_addr().map_err(failed)?;
+    wire::tls::may_listen(address, config.identity.as_ref())?;
+    let mut link = Link::new(&config, address.to_string())?;
 
     let joined = link.join().await?;
     let model = Arc::new(Model::of(&joined.plan));
     let partitions = Arc::new(Partitions::new(model));
     link.open(&partitions, joined).await?;
     // Whoever connected meanwhile has waited for this moment.
-    let server = Server::start(listener, config.token.clone(), Arc::clone(&partitions), Options::default())?;
+    let (token, identity) = (config.token.clone(), config.identity.clone());
+    let server = Server::start(listener, token, identity, Arc::clone(&partitions), Options::default())?;
     info!(server = %config.id, address = %server.address(), "serving");
     link.ready(&partitions).await?;
     beat(&mut link, &partitions).await
@@ -188,10 +194,10 @@ struct Link {
 
 impl Link {
     fn new(config: &Config, address: String) -> Result<Self> {
-        let pid = std::process::id();
+        let pid = config.process;
         Ok(Link {
             master: config.master.clone(),
-            client: client::connect(&config.master, config.token.clone())?,
+            client: client::connect(&config.master, config.token.clone(), config.identity.as_ref())?,
             member: Member { role: Role::Server.into(), id: config.id.0, pid },
             address,
             backoff: Backoff::new(Duration::from_millis(20), Duration::from_secs(1), pid.into()),

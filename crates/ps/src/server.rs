@@ -1,4 +1,5 @@
-//! The edge where workers come in: plain TCP, one thread per connection, answers in the order of requests.
+//! The edge where workers come in: TCP, plain or with TLS, one thread per connection, answers in the order of
+//! requests.
 //!
 //! Sockets keep the buffers that the kernel sizes by itself: a size set by hand switches that off and is
 //! capped by `net.core.*mem_max`, below what the kernel would give.
@@ -14,9 +15,9 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use elasticdl_wire as wire;
-use elasticdl_wire::Token;
 use elasticdl_wire::frame::{Frame, Limits};
 use elasticdl_wire::ps::{self, kind};
+use elasticdl_wire::{Identity, Stream, Token};
 use tracing::{debug, info, warn};
 
 use crate::error::{Error, Result};
@@ -33,7 +34,7 @@ const CONNECTIONS_MAX: usize = 4096;
 pub struct Options {
     /// The longest frame, in both directions.
     pub limits: Limits,
-    /// How long a new connection may take to say who it is.
+    /// How long a new connection may take to say who it is, TLS included.
     pub hello_deadline: Duration,
 }
 
@@ -55,6 +56,7 @@ pub struct Server {
 struct Shared {
     partitions: Arc<Partitions>,
     token: Token,
+    identity: Option<Identity>,
     options: Options,
     ending: AtomicBool,
     /// Open connections, so that they can be cut.
@@ -62,17 +64,25 @@ struct Shared {
 }
 
 impl Server {
-    /// Serves `partitions` to whoever connects to `listener` and has the token.
+    /// Serves `partitions` to whoever connects to `listener` and has the token; with an identity also a
+    /// certificate of the job.
     pub fn start(
         listener: TcpListener,
         token: Token,
+        identity: Option<Identity>,
         partitions: Arc<Partitions>,
         options: Options,
     ) -> Result<Self> {
         let failed = |e| Error::io("starting to accept connections", e);
         let address = listener.local_addr().map_err(failed)?;
-        let ending = AtomicBool::new(false);
-        let shared = Arc::new(Shared { partitions, token, options, ending, connections: Mutex::default() });
+        let shared = Arc::new(Shared {
+            partitions,
+            token,
+            identity,
+            options,
+            ending: AtomicBool::new(false),
+            connections: Mutex::default(),
+        });
         let accepting = Arc::clone(&shared);
         let acceptor = Builder::new()
             .name("ps-accept".into())
@@ -159,10 +169,17 @@ impl Drop for Entry {
 }
 
 /// Serves one connection until the peer closes it or does something wrong.
-fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> Result<()> {
-    prepare(&stream).map_err(|e| wire::Error::io("setting up a connection", e))?;
+fn serve(tcp: TcpStream, peer: SocketAddr, shared: &Shared) -> Result<()> {
+    prepare(&tcp).map_err(|e| wire::Error::io("setting up a connection", e))?;
+    let until = Instant::now() + shared.options.hello_deadline;
+    let mut stream = Stream::accepted(tcp, shared.identity.as_ref())?;
+    if let Err(error) = shake(&mut stream, until) {
+        // TLS has told the peer already; nothing can be said in frames.
+        drain(stream.tcp());
+        return Err(error);
+    }
     let (mut request, mut reply) = (Frame::default(), Frame::default());
-    match hello(&mut stream, &mut request, shared) {
+    match hello(&mut stream, &mut request, shared, until) {
         Ok(worker) => info!(%peer, worker, "worker connected"),
         Err(error) => {
             refuse(&mut stream, &mut reply, 0, &error);
@@ -191,9 +208,20 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
+/// Finds out over TLS whether the peer is of this job.
+fn shake(stream: &mut Stream, until: Instant) -> Result<()> {
+    loop {
+        let outcome = set_deadline(stream.tcp(), until).and_then(|()| stream.handshake());
+        match outcome {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            outcome => return Ok(outcome.map_err(wire::Error::shaking)?),
+        }
+    }
+}
+
 /// Reads the first frame and tells which worker has sent it.
-fn hello(stream: &mut TcpStream, frame: &mut Frame, shared: &Shared) -> Result<u64> {
-    let mut timed = Timed { stream, until: Instant::now() + shared.options.hello_deadline };
+fn hello(stream: &mut Stream, frame: &mut Frame, shared: &Shared, until: Instant) -> Result<u64> {
+    let mut timed = Timed { stream, until };
     if !frame.read(&mut timed, HELLO_LIMITS)? {
         return Err(wire::Error::io("waiting for HELLO", io::ErrorKind::UnexpectedEof.into()).into());
     }
@@ -207,44 +235,56 @@ fn hello(stream: &mut TcpStream, frame: &mut Frame, shared: &Shared) -> Result<u
     if !shared.token.matches(token) {
         return Err(wire::Error::Refused("wrong token: it is not the one of this job".into()).into());
     }
-    stream.set_read_timeout(None).map_err(|e| wire::Error::io("lifting the deadline", e))?;
+    let tcp = stream.tcp();
+    let lifted = tcp.set_read_timeout(None).and_then(|()| tcp.set_write_timeout(None));
+    lifted.map_err(|e| wire::Error::io("lifting the deadline", e))?;
     Ok(worker)
 }
 
-fn send(stream: &mut TcpStream, frame: &mut Frame) -> Result<()> {
+fn send(stream: &mut Stream, frame: &mut Frame) -> Result<()> {
     Ok(frame.write(stream).map_err(|e| wire::Error::io("sending an answer", e))?)
 }
 
 /// Tells the peer why its connection ends. Best effort: it may be gone.
-fn refuse(stream: &mut TcpStream, frame: &mut Frame, request: u64, error: &Error) {
+fn refuse(stream: &mut Stream, frame: &mut Frame, request: u64, error: &Error) {
     let reason = match error {
         Error::Wire(wire::Error::Io { .. }) => return,
         Error::Wire(wire::Error::Refused(reason)) => reason.clone(),
         other => other.chain(),
     };
     ps::refused(frame, request, &reason);
-    if frame.write(stream).is_err() || stream.shutdown(Shutdown::Write).is_err() {
-        return;
+    if frame.write(stream).is_ok() && stream.finish().is_ok() {
+        drain(stream.tcp());
     }
-    // Closing with unread bytes would reset the connection and take the refusal with it.
-    let mut rest = Timed { stream, until: Instant::now() + Duration::from_secs(1) };
+}
+
+/// Passes over what the peer has sent, for a moment: closing with unread bytes would reset the connection and
+/// take our last words with it.
+fn drain(mut tcp: &TcpStream) {
+    let until = Instant::now() + Duration::from_secs(1);
     let mut buffer = [0; 4096];
-    while matches!(rest.read(&mut buffer), Ok(n) if n > 0) {}
+    while set_deadline(tcp, until).is_ok() && matches!(tcp.read(&mut buffer), Ok(n) if n > 0) {}
 }
 
 /// Reads until a moment, however slowly the bytes drip in.
 struct Timed<'a> {
-    stream: &'a mut TcpStream,
+    stream: &'a mut Stream,
     until: Instant,
 }
 
 impl Read for Timed<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        self.stream.set_read_timeout(Some(left))?;
+        set_deadline(self.stream.tcp(), self.until)?;
         self.stream.read(buffer)
     }
+}
+
+/// Makes the next call of the socket end by `until`.
+fn set_deadline(tcp: &TcpStream, until: Instant) -> io::Result<()> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    tcp.set_read_timeout(Some(left))?;
+    tcp.set_write_timeout(Some(left))
 }

@@ -208,7 +208,9 @@ fn start_server(master: SocketAddr, token: &str) -> JoinHandle<elasticdl_ps::Res
     tokio::spawn(run(Config {
         master: master.to_string(),
         token: Token::new(token).unwrap(),
+        identity: None,
         id: ServerId(1),
+        process: std::process::id(),
         listen: "127.0.0.1:0".into(),
     }))
 }
@@ -457,13 +459,33 @@ async fn a_wrong_token_ends_the_server_at_once() {
 async fn an_address_in_use_is_named() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap().to_string();
-    let token = Token::new(SECRET).unwrap();
-    let config = Config { master: "127.0.0.1:1".into(), token, id: ServerId(0), listen: listen.clone() };
-    let error = run(config).await.unwrap_err();
+    let error = run(lonely(&listen)).await.unwrap_err();
     assert_eq!(error.kind(), Kind::User);
     assert!(
         error.chain().starts_with(&format!("listening on {listen}: Address already in use")),
         "{}",
         error.chain()
     );
+}
+
+/// A server that listens there and has no master.
+fn lonely(listen: &str) -> Config {
+    let token = Token::new(SECRET).unwrap();
+    Config {
+        master: "127.0.0.1:1".into(),
+        token,
+        identity: None,
+        id: ServerId(0),
+        process: std::process::id(),
+        listen: listen.into(),
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_all_the_world_could_call_needs_a_certificate() {
+    let error = run(lonely("0.0.0.0:0")).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::User);
+    let text = error.to_string();
+    assert!(text.starts_with("not listening at 0.0.0.0:"), "{text}");
+    assert!(text.ends_with("listening beyond this machine needs TLS"), "{text}");
 }

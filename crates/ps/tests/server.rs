@@ -49,7 +49,7 @@ fn server_that_waits(hello_deadline: Duration) -> (Server, Arc<Partitions>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let token = Token::new(SECRET).unwrap();
     let options = Options { limits: LIMITS, hello_deadline };
-    (Server::start(listener, token, Arc::clone(&partitions), options).unwrap(), partitions)
+    (Server::start(listener, token, None, Arc::clone(&partitions), options).unwrap(), partitions)
 }
 
 fn ids_of(partition: PartitionId, count: usize) -> Vec<u64> {

@@ -12,7 +12,9 @@ async fn sigterm_ends_a_server_in_order() {
     let server = tokio::spawn(run(Config {
         master: master.local_addr().unwrap().to_string(),
         token: Token::new("0123456789abcdef").unwrap(),
+        identity: None,
         id: ServerId(0),
+        process: std::process::id(),
         listen: "127.0.0.1:0".into(),
     }));
     // It calls the master only once it listens for signals.

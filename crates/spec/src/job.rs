@@ -30,6 +30,9 @@ pub struct JobSpec {
     pub checkpoint: CheckpointSpec,
     /// `output`: where the trained model is exported to; none is exported where it is absent.
     pub output: Option<String>,
+    /// `security`; jobs of before say nothing of it.
+    #[serde(default)]
+    pub security: SecuritySpec,
     /// `limits`: times after which something is given up.
     pub limits: LimitsSpec,
     /// `kubernetes`, and what the roles ask of a cluster; without a meaning on a single machine.
@@ -41,6 +44,15 @@ impl JobSpec {
     /// weights that hold all batches before it, and steps are staged on all partitions before any applies.
     pub fn is_deterministic(&self) -> bool {
         self.train.staleness == Some(0)
+    }
+
+    /// How many workers the job begins with. Two tell sooner than one whether more are of use, and most
+    /// machines have room for them.
+    pub fn workers_at_start(&self) -> u32 {
+        const TRIED_FIRST: u32 = 2;
+        self.workers
+            .count
+            .unwrap_or_else(|| TRIED_FIRST.max(self.kubernetes.workers_min).min(self.workers.max))
     }
 
     /// Batches between their pull and their acknowledged push in a worker.
@@ -175,8 +187,9 @@ pub struct EvaluateSpec {
 /// The workers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WorkersSpec {
-    /// `workers.count`: how many are wanted at the start.
-    pub count: u32,
+    /// `workers.count`: how many are wanted at the start; `None`: as many as are of use, from `workers.min` to
+    /// `workers.max`.
+    pub count: Option<u32>,
     /// `workers.max`: never more than that.
     pub max: u32,
     /// `workers.threads`: compute threads in each; a batch is cut into as many parts.
@@ -203,6 +216,13 @@ pub struct CheckpointSpec {
     pub every: Option<Duration>,
     /// `checkpoint.keep`: committed checkpoints kept, at least 1.
     pub keep: u32,
+}
+
+/// Who may listen in.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SecuritySpec {
+    /// `security.tls`: whether the job's processes show each other certificates and encrypt what they say.
+    pub tls: bool,
 }
 
 /// Times after which something is given up.

@@ -22,7 +22,7 @@ pub struct KubernetesSpec {
     pub servers: RolePods,
     /// `workers.*`
     pub workers: RolePods,
-    /// `workers.min`
+    /// `workers.min`; where the number of workers is automatic it is never less, on a single machine too.
     pub workers_min: u32,
     /// `workers.priority`: the fraction of the workers whose priority is high.
     pub priority: f64,

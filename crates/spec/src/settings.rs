@@ -248,10 +248,15 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "workers.count",
         Rule::Count { min: 1, max: 1024 },
-        Value("1"),
-        "Workers at the start; `elasticdl scale` changes it.",
+        Unset,
+        "So many workers, until `elasticdl scale` changes it; unset: as many as are of use where workers.max is given, else workers.min.",
     ),
-    setting("workers.max", Rule::Count { min: 1, max: 1024 }, Value("16"), "Never more workers than that."),
+    setting(
+        "workers.max",
+        Rule::Count { min: 1, max: 1024 },
+        Value("16"),
+        "Never more workers than that; given without workers.count, the master finds out how many are of use.",
+    ),
     setting(
         "workers.threads",
         Rule::Count { min: 1, max: 256 },
@@ -268,7 +273,7 @@ pub const SETTINGS: &[Setting] = &[
         "workers.min",
         Rule::Count { min: 1, max: 1024 },
         Value("1"),
-        "On a cluster: room for so many is kept for the job; it makes progress with that.",
+        "Never fewer workers than that by the master's own choice; on a cluster, room for so many is kept for the job.",
     ),
     setting("workers.cpu", Rule::Amount, Value("1"), "On a cluster: processors that each worker asks for."),
     setting("workers.memory", Rule::Amount, Value("2Gi"), "On a cluster: memory that each worker asks for."),
@@ -369,6 +374,12 @@ pub const SETTINGS: &[Setting] = &[
         Rule::Text,
         Unset,
         "Directory to export the trained model to; unset: it stays in the checkpoint.",
+    ),
+    setting(
+        "security.tls",
+        Rule::Flag,
+        Value("false"),
+        "Encrypt everything between the job's processes, with certificates made at submit; needed where the job listens beyond this machine.",
     ),
     setting(
         "limits.lease",

@@ -1,5 +1,5 @@
-//! The job's token: made at submit time, kept in a file that only the owner can read, carried by
-//! every call. Without it no role answers.
+//! The job's token: made at submit time, kept in a file that only its owner and group can read, carried
+//! by every call. Without it no role answers.
 
 use std::fmt;
 use std::path::Path;
@@ -27,16 +27,13 @@ impl Token {
         Ok(Token { text: text.into(), header })
     }
 
-    /// Reads the token of a job. The file must be readable by its owner alone.
+    /// Reads the token of a job. The file must not be readable by others than its owner and group.
     pub fn read(path: &Path) -> Result<Self> {
         use std::os::unix::fs::MetadataExt;
         let error = |reason: String| Error::Token { path: path.display().to_string(), reason };
         let mode = std::fs::metadata(path).map_err(|e| error(e.to_string()))?.mode();
-        if mode & 0o077 != 0 {
-            return Err(error(format!(
-                "others can read it (mode {:o}); make it 600 and the job's secret again a secret",
-                mode & 0o777
-            )));
+        if let Some(reason) = crate::tls::too_open(mode) {
+            return Err(error(reason));
         }
         let text = std::fs::read_to_string(path).map_err(|e| error(e.to_string()))?;
         Token::new(text.trim()).map_err(error)
@@ -103,5 +100,27 @@ mod tests {
     fn short_or_odd_tokens_are_refused() {
         assert!(Token::new("short").is_err());
         assert!(Token::new("0123456789abcde\n").is_err());
+    }
+
+    #[test]
+    fn the_group_may_read_a_token_and_others_may_not() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        std::fs::write(&path, "0123456789abcdef\n").unwrap();
+        let read = |mode| {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            Token::read(&path).map(|token| token.secret().to_string()).map_err(|e| e.to_string())
+        };
+        for mode in [0o400, 0o440, 0o600, 0o640] {
+            assert_eq!(read(mode).as_deref(), Ok("0123456789abcdef"), "{mode:o}");
+        }
+        for mode in [0o404, 0o444, 0o604, 0o644] {
+            let refused = format!("others can read it (mode {mode:o})");
+            assert!(read(mode).unwrap_err().contains(&refused), "{mode:o}");
+        }
+        for mode in [0o620, 0o660] {
+            assert!(read(mode).unwrap_err().contains("its group can do more than read it"), "{mode:o}");
+        }
     }
 }

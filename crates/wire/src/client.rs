@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 
 use crate::auth::{Bearer, Token};
 use crate::control::master_client::MasterClient;
 use crate::error::{Error, Result};
+use crate::tls::{self, Identity};
 
 /// How long a call may take. A beat is held by the master for about a second; all else is quick.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(10);
@@ -15,16 +16,30 @@ pub const CALL_DEADLINE: Duration = Duration::from_secs(10);
 /// A client of the master; cheap to clone.
 pub type Client = MasterClient<InterceptedService<Channel, Bearer>>;
 
-/// A client of the master at `address` (host:port). Connects when first used and again when cut off.
-pub fn connect(address: &str, token: Token) -> Result<Client> {
+/// How long a connection may take to be made, and again to shake hands.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
+
+/// A client of the master at `address` (host:port); over TLS with an identity. Connects when first used and
+/// again when cut off.
+pub fn connect(address: &str, token: Token, identity: Option<&Identity>) -> Result<Client> {
     let wrong = |e: tonic::transport::Error| {
         Error::io(format!("using the master address {address}"), std::io::Error::other(e))
     };
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+    let scheme = if identity.is_some() { "https" } else { "http" };
+    let mut endpoint = Endpoint::from_shared(format!("{scheme}://{address}"))
         .map_err(wrong)?
         .timeout(CALL_DEADLINE)
-        .connect_timeout(Duration::from_secs(2))
+        .connect_timeout(CONNECT_DEADLINE)
         .tcp_nodelay(true);
+    if let Some(identity) = identity {
+        let ours = tonic::transport::Identity::from_pem(identity.cert_pem(), identity.key_pem());
+        let tls = ClientTlsConfig::new()
+            .domain_name(tls::NAME)
+            .ca_certificate(Certificate::from_pem(identity.ca_pem()))
+            .identity(ours)
+            .timeout(CONNECT_DEADLINE);
+        endpoint = endpoint.tls_config(tls).map_err(wrong)?;
+    }
     let client = MasterClient::with_interceptor(endpoint.connect_lazy(), Bearer(token));
     Ok(client.max_decoding_message_size(64 << 20).max_encoding_message_size(64 << 20))
 }

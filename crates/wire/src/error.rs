@@ -1,5 +1,7 @@
 //! What can go wrong between processes.
 
+use std::net::SocketAddr;
+
 use elasticdl_spec::Kind;
 
 /// A failure of a call or a connection.
@@ -20,7 +22,7 @@ pub enum Error {
     #[error("refused: {0}")]
     Refused(String),
     /// The master answered a call with an error.
-    #[error("call {call} to the master failed: {}", .status.message())]
+    #[error("call {call} to the master failed: {}", told(.status))]
     Call {
         /// The call.
         call: &'static str,
@@ -35,6 +37,26 @@ pub enum Error {
         /// Why not.
         reason: String,
     },
+    /// The job's certificate cannot be used, or not be made.
+    #[error("cannot use {what}: {reason}")]
+    Identity {
+        /// The file or directory, or what else it is.
+        what: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The peer is not of this job: it speaks no TLS, or shows no certificate of the job.
+    #[error("TLS handshake failed: {}", blame(source))]
+    Handshake {
+        /// What TLS says.
+        source: rustls::Error,
+    },
+    /// A role was to listen where others than this machine can call it, without a certificate.
+    #[error("not listening at {address}: listening beyond this machine needs TLS")]
+    Exposed {
+        /// Where it was to listen.
+        address: SocketAddr,
+    },
 }
 
 /// A result of this crate.
@@ -46,12 +68,35 @@ impl Error {
         Error::Io { attempt: attempt.into(), source }
     }
 
+    /// A handshake's error: the peer's fault where TLS says so, else the connection's.
+    pub fn shaking(error: std::io::Error) -> Self {
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+            Some(source) => Error::Handshake { source: source.clone() },
+            None => Error::io("shaking hands over TLS", error),
+        }
+    }
+
+    /// The message with those of all its sources, for a log.
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut source = std::error::Error::source(self);
+        while let Some(error) = source {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            source = error.source();
+        }
+        text
+    }
+
     /// What the failure means.
     pub fn kind(&self) -> Kind {
         match self {
-            Error::Io { .. } => Kind::Retry,
+            // A stranger at the address of a peer is gone once the topology says where the peer went.
+            Error::Io { .. } | Error::Handshake { .. } => Kind::Retry,
             Error::Malformed(_) => Kind::Bug,
-            Error::Refused(_) | Error::Token { .. } => Kind::User,
+            Error::Refused(_) | Error::Token { .. } | Error::Identity { .. } | Error::Exposed { .. } => {
+                Kind::User
+            }
             Error::Call { status, .. } => match status.code() {
                 tonic::Code::Unauthenticated
                 | tonic::Code::PermissionDenied
@@ -61,5 +106,29 @@ impl Error {
                 _ => Kind::Retry,
             },
         }
+    }
+}
+
+/// Who is to blame, in the words of this program.
+fn blame(error: &rustls::Error) -> &'static str {
+    match error {
+        rustls::Error::InvalidMessage(_) => "the peer does not speak TLS",
+        rustls::Error::NoCertificatesPresented => "the peer shows no certificate",
+        rustls::Error::InvalidCertificate(_) => "the peer's certificate is not of this job",
+        rustls::Error::AlertReceived(_) => "the peer does not take this job's certificate",
+        _ => "it cannot be agreed on",
+    }
+}
+
+/// What a call was answered with; where there was no answer, the deepest reason for that.
+fn told(status: &tonic::Status) -> String {
+    let mut deepest = std::error::Error::source(status);
+    while let Some(next) = deepest.and_then(|error| error.source()) {
+        deepest = Some(next);
+    }
+    let message = status.message();
+    match deepest.map(|reason| reason.to_string()) {
+        Some(reason) if !message.ends_with(&reason) => format!("{message}: {reason}"),
+        _ => message.into(),
     }
 }

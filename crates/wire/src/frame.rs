@@ -122,13 +122,14 @@ impl Frame {
         Payload { words: self.filled().get(HEADER_WORDS..).unwrap_or(&[]) }
     }
 
-    /// Sends it.
+    /// Sends it, all of it: a stream that gathers what it is given is told to let go.
     pub fn write(&mut self, stream: &mut impl Write) -> std::io::Result<()> {
         assert!(self.len >= HEADER_WORDS, "a frame is begun before it is sent");
         let payload = (self.len - HEADER_WORDS) as u64;
         assert!(payload < 1 << 32, "a frame's length fits its header");
         self.words[0] = u64::from(self.kind()) | (payload << 32);
-        stream.write_all(bytemuck::cast_slice(self.filled()))
+        stream.write_all(bytemuck::cast_slice(self.filled()))?;
+        stream.flush()
     }
 
     /// Receives the next frame into this one. `Ok(false)`: the peer closed between two frames.

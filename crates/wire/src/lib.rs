@@ -2,7 +2,9 @@
 //!
 //! - [`control`]: gRPC between every process and the master (generated; the only protobuf).
 //! - [`frame`], [`ps`]: length-prefixed frames between workers and servers, read in place.
+//! - [`stream`]: what frames travel over, plain TCP or TLS.
 //! - [`auth`]: the job's token, which every call carries.
+//! - [`tls`]: the job's certificate, which every connection beyond this machine shows.
 //! - [`client`]: the master's client with authentication and deadlines.
 //! - [`retry`]: growing pauses.
 //! - [`failpoint`]: where tests make a process die or fail on demand.
@@ -14,6 +16,8 @@ pub mod failpoint;
 pub mod frame;
 pub mod ps;
 pub mod retry;
+pub mod stream;
+pub mod tls;
 
 /// Messages and services of `proto/control.proto`.
 #[allow(missing_docs, clippy::all, reason = "generated")]
@@ -23,3 +27,5 @@ pub mod control {
 
 pub use auth::Token;
 pub use error::{Error, Result};
+pub use stream::Stream;
+pub use tls::Identity;

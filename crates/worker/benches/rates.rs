@@ -96,6 +96,7 @@ fn pipeline(name: &str, hidden: &[usize], threads: usize) {
         partitions: PARTITIONS,
         directory: Arc::new(Directory::new(PARTITIONS, Box::new(Fixed(addresses)))),
         token: Token::new(TOKEN).expect("long enough"),
+        identity: None,
         worker: 0,
         staged: false,
         stop: stop.clone(),

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use elasticdl_spec::{Kind, LeaseId, PartitionId, Plan, WorkerId};
+use elasticdl_spec::{Kind, LeaseId, PartitionId, Plan};
 use elasticdl_wire::client::{self, Client};
 use elasticdl_wire::control::{
     BeatReply, BeatRequest, JoinRequest, LeaseNumber, LeaseReply, LeaseRequest, Member, ReportReply,
-    ReportRequest, Role, TopologyRequest,
+    ReportRequest, TopologyRequest,
 };
 use elasticdl_wire::retry::Backoff;
-use elasticdl_wire::{Error as WireError, Token};
+use elasticdl_wire::{Error as WireError, Identity, Token};
 use tracing::{info, warn};
 
 use crate::error::{Error, Result};
@@ -33,10 +33,9 @@ pub(crate) struct Master {
 }
 
 impl Master {
-    pub fn new(address: &str, token: Token, id: WorkerId) -> Result<Self> {
-        let client = client::connect(address, token)
+    pub fn new(address: &str, token: Token, identity: Option<&Identity>, member: Member) -> Result<Self> {
+        let client = client::connect(address, token, identity)
             .map_err(|source| Error::Wire { attempt: "connecting to the master", source })?;
-        let member = Member { role: Role::Worker.into(), id: id.0, pid: std::process::id() };
         Ok(Master { client, address: address.into(), member, heard: Arc::default() })
     }
 

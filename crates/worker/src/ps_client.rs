@@ -13,10 +13,11 @@ use std::sync::Arc;
 
 use elasticdl_spec::placement::partition_of_tensor;
 use elasticdl_spec::{LeaseId, ModelShape, PartitionId, TaskId};
-use elasticdl_wire::Token;
 use elasticdl_wire::frame::{Frame, Payload};
 use elasticdl_wire::ps::{self, Answer, Commit, PullMode, Status, kind};
+use elasticdl_wire::{Identity, Token};
 
+use self::connection::Caller;
 use self::links::{Ask, Asked, Fill, Links, Pending};
 use crate::dedup::Keys;
 use crate::error::Result;
@@ -36,6 +37,8 @@ pub struct Config {
     pub directory: Arc<Directory>,
     /// The job's token.
     pub token: Token,
+    /// The job's certificate; plain without one.
+    pub identity: Option<Identity>,
     /// Who asks.
     pub worker: u32,
     /// Whether a step is staged on all partitions before it is committed on any.
@@ -54,9 +57,10 @@ pub struct PsClient {
 impl PsClient {
     /// A client that connects when first used.
     pub fn new(config: Config) -> Self {
-        let Config { shape, partitions, directory, token, worker, staged, stop } = config;
+        let Config { shape, partitions, directory, token, identity, worker, staged, stop } = config;
         let codec = Arc::new(Codec::new(shape, partitions));
-        PsClient { codec, links: Links::new(directory, token, worker, stop), staged }
+        let caller = Caller { token, identity, worker };
+        PsClient { codec, links: Links::new(directory, caller, stop), staged }
     }
 }
 

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use elasticdl_spec::{LeaseId, Plan, WorkerId};
-use elasticdl_wire::Token;
 use elasticdl_wire::control::{
-    Done, Failed, LeaseReply, ReportRequest, beat_reply, lease_reply, report_request::Outcome as Told,
+    Done, Failed, LeaseReply, Member, ReportRequest, Role, beat_reply, lease_reply,
+    report_request::Outcome as Told,
 };
+use elasticdl_wire::{Identity, Token};
 use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -47,8 +48,12 @@ pub struct Config {
     pub master: String,
     /// The job's token.
     pub token: Token,
+    /// The job's certificate; without one everything is plain.
+    pub identity: Option<Identity>,
     /// Which worker this is.
     pub id: WorkerId,
+    /// Tells it apart from others of its number.
+    pub process: u32,
 }
 
 /// Works until there is nothing left to do, the master sends it away, or SIGTERM: then it drains, gives
@@ -73,7 +78,8 @@ pub fn run(config: Config) -> Result<()> {
 
 /// A worker's life; each message in `terminations` is a SIGTERM.
 async fn live(config: Config, mut terminations: UnboundedReceiver<()>) -> Result<()> {
-    let master = Master::new(&config.master, config.token.clone(), config.id)?;
+    let member = Member { role: Role::Worker.into(), id: config.id.0, pid: config.process };
+    let master = Master::new(&config.master, config.token.clone(), config.identity.as_ref(), member)?;
     let plan = tokio::select! {
         plan = master.join() => Arc::new(plan?),
         Some(()) = terminations.recv() => return Ok(()),
@@ -152,6 +158,7 @@ fn start_stages(
         partitions: job.servers.partitions,
         directory: Arc::new(Directory::new(job.servers.partitions, Box::new(places))),
         token: config.token.clone(),
+        identity: config.identity.clone(),
         worker: config.id.0,
         staged: job.is_deterministic(),
         stop: stop.clone(),

@@ -7,6 +7,7 @@ mod chaos;
 mod deterministic;
 mod server;
 mod source;
+mod tls;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};

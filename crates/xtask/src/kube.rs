@@ -140,3 +140,21 @@ pub fn run(chore: Kube) -> Result<()> {
         Kube::Check => check::check(),
     }
 }
+
+/// A cluster of two small nodes with these images, for the project's own tests.
+pub fn up_for_tests(images: &[PathBuf]) -> Result<Vec<(&'static str, String)>> {
+    let shape = Shape {
+        nodes: 2,
+        node_cpu: Some("1500m".parse()?),
+        node_memory: Some("4Gi".parse()?),
+        simulated: 0,
+        simulated_cpu: "32".parse()?,
+        simulated_memory: "128Gi".parse()?,
+    };
+    Cluster::up(shape, images)?.test_environment()
+}
+
+/// Ends the cluster of the tests.
+pub fn down_after_tests() -> Result<()> {
+    Cluster::down()
+}

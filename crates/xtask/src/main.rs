@@ -1,4 +1,4 @@
-//! Chores of the project: `cargo xtask test`, `cargo xtask bench` and `cargo xtask kube`.
+//! Chores of the project: `cargo xtask test`, `bench`, `kube` and `image`.
 #![expect(clippy::disallowed_methods, reason = "it tells how long its steps take")]
 
 use std::process::Command;
@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 
 mod bench;
 mod cache;
+mod image;
 mod kube;
 
 #[derive(Parser)]
@@ -28,6 +29,8 @@ enum Chore {
     /// Run a real Kubernetes cluster on this machine, for tests.
     #[command(subcommand)]
     Kube(kube::Kube),
+    /// Build a static program and write a container image archive with it; no Docker needed.
+    Image(image::Options),
 }
 
 #[derive(Subcommand)]
@@ -41,6 +44,7 @@ fn main() -> Result<()> {
         Chore::Test => test(),
         Chore::Bench(Bench::Train(options)) => bench::train(options),
         Chore::Kube(chore) => kube::run(chore),
+        Chore::Image(options) => image::image(&options),
     }
 }
 
@@ -52,7 +56,23 @@ fn test() -> Result<()> {
     step("format", &["fmt", "--all", "--check"])?;
     step("lint", &["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])?;
     step("test", &["test", "--workspace", "--locked", "--no-fail-fast"])?;
-    Ok(())
+    on_a_cluster()
+}
+
+/// The tests that need a real cluster: one of this machine, or the one that the environment names.
+fn on_a_cluster() -> Result<()> {
+    let test = ["test", "--locked", "-p", "elasticdl-cli", "--test", "kube"];
+    if std::env::var_os("ELASTICDL_TEST_KUBECONFIG").is_some() {
+        return step("test on the cluster of ELASTICDL_TEST_KUBECONFIG", &test);
+    }
+    let scratch = tempfile::tempdir().context("making a directory for the image")?;
+    let image = scratch.path().join("elasticdl.tar");
+    let out = image.display().to_string();
+    step("image", &["run", "--locked", "-p", "elasticdl-cli", "--", "image", "--out", &out])?;
+    let environment = kube::up_for_tests(&[image])?;
+    let outcome = step_in("test on a real cluster", &test, &environment);
+    // What failed is worth more than what went wrong on the way down.
+    outcome.and(kube::down_after_tests())
 }
 
 /// A component of the toolchain, installed where it is missing.
@@ -75,11 +95,17 @@ fn ensure_component(component: &str) -> Result<()> {
 
 /// Runs cargo and says how long it took.
 fn step(name: &str, arguments: &[&str]) -> Result<()> {
+    step_in(name, arguments, &[])
+}
+
+/// The same, with variables set.
+fn step_in(name: &str, arguments: &[&str], environment: &[(&str, String)]) -> Result<()> {
     println!("== {name}: cargo {}", arguments.join(" "));
     let began = Instant::now();
-    let status =
-        Command::new(env!("CARGO")).args(arguments).status().with_context(|| format!("running {name}"))?;
-    if !status.success() {
+    let variables = environment.iter().map(|(name, value)| (*name, value.as_str()));
+    let mut command = Command::new(env!("CARGO"));
+    let status = command.args(arguments).envs(variables).status();
+    if !status.with_context(|| format!("running {name}"))?.success() {
         bail!("{name} failed");
     }
     println!("== {name}: done in {:.0} s", began.elapsed().as_secs_f64());

@@ -11,6 +11,7 @@ use elasticdl_master::checkpoint::Manifest;
 use elasticdl_master::ledger::{self, Book};
 use elasticdl_master::status::Phase;
 use elasticdl_master::store as checkpoints;
+use elasticdl_operator::manifest as operator;
 use elasticdl_ps::checkpoint::{path_of, read_head};
 use elasticdl_spec::PartitionId;
 
@@ -18,17 +19,25 @@ use super::report::{Subject, as_json, as_table, verdict};
 use super::{Audit, Facts, Held, Unknown, audit};
 use crate::args;
 use crate::fault::{Exit, Fault};
-use crate::home::{Home, Record};
-use crate::print;
+use crate::home::{Home, JobDir, OnCluster, Record};
+use crate::{print, tether};
 
 /// How often files are read again that were pruned while they were being read, and the pause between.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(100);
+/// How long a pod may take to get room, read the files and answer.
+const POD_LIMIT: Duration = Duration::from_secs(300);
 
 /// `audit`.
 pub fn command(args: &args::Audit) -> anyhow::Result<Exit> {
-    let dir = Home::find()?.existing(&args.job)?;
+    let dir = match &args.job_dir {
+        Some(dir) => JobDir::at(dir)?,
+        None => Home::find()?.existing(&args.job)?,
+    };
     let record = dir.record()?;
+    if let Some(on) = &record.on {
+        return in_pod(args, &record, on);
+    }
     let (subject, audit) = look(&dir.checkpoints(&record), &record)?;
     if args.json {
         print::line(&as_json(&subject, &audit).to_string())?;
@@ -37,6 +46,26 @@ pub fn command(args: &args::Audit) -> anyhow::Result<Exit> {
         print::line(&verdict(&subject, &audit))?;
     }
     Ok(if audit.exact { Exit::Done } else { Exit::Job })
+}
+
+/// Has a pod look at a job whose files are on a cluster's volume.
+fn in_pod(args: &args::Audit, record: &Record, on: &OnCluster) -> anyhow::Result<Exit> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (code, said) = runtime.block_on(async {
+        let cluster = tether::find(on).await?;
+        let job = tether::job(&cluster, record, on);
+        let owner = cluster.owner(&record.job.name).await.map_err(tether::api)?;
+        let job = operator::Job { owner: Some(owner), ..job };
+        let dir = job.directory();
+        let mut words = vec!["audit", &args.job, "--job-dir", &dir];
+        words.extend(args.json.then_some("--json"));
+        cluster.errand(&job, "audit", &words, POD_LIMIT).await.map_err(tether::api)
+    })?;
+    match code {
+        0 | 3 => print::line(said.trim_end())?,
+        _ => return Err(Fault::user(said.trim().trim_start_matches("error: ").to_string()).into()),
+    }
+    Ok(if code == 0 { Exit::Done } else { Exit::Job })
 }
 
 /// Audits the committed checkpoint in `at` that the ledger goes by.

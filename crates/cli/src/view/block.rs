@@ -196,6 +196,9 @@ fn workers_head(status: &Status, shown: usize) -> String {
     if shown < there {
         text.push_str(&format!(", {shown} shown"));
     }
+    if let Some(why) = &status.workers_why {
+        text.push_str(&format!(" (auto: {why})"));
+    }
     text
 }
 
@@ -267,6 +270,7 @@ pub(super) mod tests {
             bad_records: 0,
             tasks: TaskCounts::default(),
             workers_wanted: 3,
+            workers_why: None,
             workers: vec![
                 Process { task: Some("train/0/17".into()), ..member(0, "working", 61_000) },
                 Process { restarts: 1, ..member(2, "starting", 0) },
@@ -303,6 +307,17 @@ pub(super) mod tests {
         assert_eq!(
             ledger(&status).unwrap(),
             "ledger: term 2, 1,234 entries, 0.21 % of the time waited for it"
+        );
+    }
+
+    #[test]
+    fn why_there_are_so_many_workers_is_shown_where_the_master_finds_it_out() {
+        let mut status = training();
+        assert_eq!(workers_head(&status, 2), "workers: 2 of 3 wanted");
+        status.workers_why = Some("tries whether that is better than 2".into());
+        assert_eq!(
+            workers_head(&status, 2),
+            "workers: 2 of 3 wanted (auto: tries whether that is better than 2)"
         );
     }
 

@@ -53,7 +53,7 @@ pub fn text(event: &Event) -> Option<String> {
         "quarantined" => {
             format!("batch {} of task {} is set aside: {}", text("batch"), text("task"), text("error"))
         }
-        "scaled" => format!("{} workers are wanted, {} before", text("to"), text("from")),
+        "scaled" => scaled(event),
         "lease_expired" => {
             format!("worker-{} lost task {}: no batch for too long", text("worker"), text("task"))
         }
@@ -77,6 +77,16 @@ fn member(event: &Event) -> String {
         (None, Some(id)) => format!("ps-{id}"),
         (None, None) => "a process".into(),
     }
+}
+
+/// Another number of workers, and why.
+fn scaled(event: &Event) -> String {
+    let number = |name: &str| event.fields.get(name).and_then(Value::as_u64).unwrap_or(0);
+    let (from, to) = (number("from"), number("to"));
+    let who = if to == 1 { "1 worker is wanted".into() } else { format!("{to} workers are wanted") };
+    let before = if from == to { " as before".into() } else { format!(", {from} before") };
+    let why = event.fields.get("reason").and_then(Value::as_str).map(|reason| format!(": {reason}"));
+    format!("{who}{before}{}", why.unwrap_or_default())
 }
 
 /// A process is gone: by request, or by what, with its last words.
@@ -146,6 +156,9 @@ mod tests {
             { "event": "replay", "servers": [1], "tasks": 3, "records": 12_288 },
             { "event": "replayed", "tasks": 3, "seconds": 0.4 },
             { "event": "quarantined", "task": "train/0/3", "batch": 2, "error": "the loss is NaN" },
+            { "event": "scaled", "from": 2, "to": 4, "automatic": true, "reason": "tries whether that is better than 2" },
+            { "event": "scaled", "from": 2, "to": 1 },
+            { "event": "scaled", "from": 4, "to": 4, "reason": "somebody asked for so many, and no others are tried from now on" },
             { "event": "exported", "output": { "path": "model/x", "rows": 1000 } },
             { "event": "brand_new", "what": 1.5 },
         ]);

@@ -5,7 +5,7 @@ use super::world::World;
 #[test]
 fn every_command_explains_itself() {
     let world = World::new();
-    let commands: [&[&str]; 22] = [
+    let commands: [&[&str]; 27] = [
         &[],
         &["train"],
         &["resume"],
@@ -25,6 +25,11 @@ fn every_command_explains_itself() {
         &["data", "head"],
         &["config"],
         &["config", "show"],
+        &["image"],
+        &["zoo"],
+        &["zoo", "init"],
+        &["zoo", "build"],
+        &["zoo", "push"],
         &["master"],
         &["ps"],
         &["worker"],

@@ -1,11 +1,12 @@
 //! Whole jobs: trained, watched, scaled, stopped, resumed, locked.
 
 use std::fs;
+use std::process::Stdio;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::world::{World, is_alive, pids, said, signal, wait_for};
+use super::world::{Running, World, is_alive, pids, said, signal, wait_for};
 
 /// More work than any test waits for; it is stopped.
 const ENDLESS: &str =
@@ -120,6 +121,47 @@ fn workers_come_and_go_while_the_job_runs() {
     assert_eq!((&last["outcome"], code), (&"stopped".into(), Some(0)));
     let idle = world.run(&["scale", "ctr", "--workers", "2"]).failed(1);
     assert!(idle.contains("is not running"), "{idle}");
+}
+
+/// Goal: workers that mostly wait are of use whatever else this machine does, so the way up is known. How many
+/// are too many depends on the machine; the master's own tests have machines of all kinds.
+#[test]
+fn a_job_with_a_limit_alone_asks_for_as_many_workers_as_are_of_use_until_somebody_says_how_many() {
+    let world = World::with_data(5_000);
+    let file = world.job("ctr", "train: { batch: 256, epochs: 100000 }\nworkers: { min: 1, max: 4 }");
+    let mut command = world.command(&["train", &file, "--json"]);
+    command.env("ELASTICDL_FAILPOINTS", "worker.compute=sleep:30ms@every").stdout(Stdio::piped());
+    let mut job = Running::following(command.spawn().unwrap());
+    let scaled = |e: &Value| (e["from"].clone(), e["to"].clone(), e["automatic"].clone());
+    let up = job.until("more workers", |e| e["event"] == "scaled");
+    assert_eq!(scaled(&up), (2.into(), 4.into(), true.into()));
+    assert_eq!(up["reason"], "tries whether that is better than 2");
+    let found = wait_for("a number that stays", || {
+        let status = world.status("ctr");
+        let why = status["workers_why"].as_str().unwrap().to_string();
+        let found = why.starts_with("more would add less") || why.starts_with("all of them are of use");
+        found.then(|| status["workers_wanted"].as_u64().unwrap())
+    });
+    assert!((3..=4).contains(&found), "{found}");
+    assert!(world.run(&["status", "ctr"]).ok().contains(" (auto: "));
+
+    world.run(&["scale", "ctr", "--workers", "2"]).ok();
+    let fixed = job.until("a fixed number", |e| e["event"] == "scaled" && e["automatic"] == false);
+    assert_eq!(scaled(&fixed), (found.into(), 2.into(), false.into()));
+    wait_for("the others to leave", || {
+        let status = world.status("ctr");
+        (status["workers"].as_array().unwrap().len() == 2 && status["workers_why"].is_null()).then_some(())
+    });
+    let auto = world.run(&["scale", "ctr", "--workers", "auto"]);
+    assert!(auto.stderr.contains("as many workers wanted as are of use"), "{}", auto.stderr);
+    let again = job.until("a number that may change", |e| e["event"] == "scaled");
+    assert_eq!(scaled(&again), (2.into(), 2.into(), true.into()));
+    let up = job.until("more workers", |e| e["event"] == "scaled");
+    assert_eq!(scaled(&up), (2.into(), 4.into(), true.into()));
+    let wrong = world.run(&["scale", "ctr", "--workers", "many"]).failed(1);
+    assert!(wrong.contains("a whole number or auto is wanted"), "{wrong}");
+    world.run(&["stop", "ctr", "--now"]).ok();
+    assert_eq!(job.end().0["outcome"], "stopped");
 }
 
 #[test]

@@ -4,6 +4,8 @@
 //! - [`jobs`], [`models`]: whole jobs, steered while they run, and what is made of them.
 //! - [`chaos`]: any process killed while it trains, and proof that every record counted once.
 //! - [`failpoints`]: the same at certain points, which are shown to have been hit.
+//! - [`tls`]: the same encrypted, and strangers at the ports.
+//! - [`images`]: container images, unpacked and run, and pushed to a [`registry`].
 //! - [`faults`]: processes killed while they train, damaged files, wrong tokens.
 
 #![expect(
@@ -17,7 +19,10 @@ mod chaos;
 mod failpoints;
 mod faults;
 mod help;
+mod images;
 mod jobs;
 mod models;
+mod registry;
 mod settings;
+mod tls;
 mod world;

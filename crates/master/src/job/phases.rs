@@ -68,6 +68,7 @@ impl Job {
                 self.phase = Phase::Saving;
             }
             Phase::Training => {
+                self.measure(now, effects);
                 if self.evaluation.is_due(now) {
                     self.evaluation.begin();
                 }
@@ -142,6 +143,7 @@ impl Job {
         // Written before a server hears of it: a master that has a successor does not get any further.
         effects.push(Effect::Record(Entry::Cut { checkpoint }));
         self.answer_beats(now, effects);
+        self.disturb_by_checkpoint(now);
     }
 
     pub(super) fn written(
@@ -236,26 +238,6 @@ impl Job {
             return self.fail(now, error, effects);
         }
         effects.push(Effect::Emit("warning", fields([("message", json!(error))])));
-    }
-
-    pub(super) fn scale(&mut self, now: Duration, ticket: Ticket, workers: u32, effects: &mut Vec<Effect>) {
-        let max = self.plan.job.workers.max;
-        let refusal = if self.phase.is_over() || self.phase == Phase::Stopping {
-            Some("the job is over or stopping".to_string())
-        } else if workers < 1 || workers > max {
-            Some(format!("{workers} workers are wanted; from 1 to workers.max = {max} are possible"))
-        } else {
-            None
-        };
-        if let Some(reason) = refusal {
-            return effects.push(Effect::Answer(ticket, Answer::Refused(reason)));
-        }
-        let facts = fields([("from", json!(self.fleet.workers_wanted())), ("to", json!(workers))]);
-        effects.push(Effect::Record(Entry::Scaled { workers }));
-        self.fleet.scale(workers);
-        self.reconcile(now, effects);
-        effects.push(Effect::Emit("scaled", facts));
-        effects.push(Effect::Answer(ticket, Answer::Noted));
     }
 
     pub(super) fn stop(&mut self, now: Duration, stop: StopRequest, effects: &mut Vec<Effect>) {

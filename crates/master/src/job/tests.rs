@@ -8,6 +8,8 @@ use elasticdl_wire::control::{
     Assignment, Done, Failed, File, Leased, Mark, Member, lease_reply, report_request,
 };
 
+mod scale;
+
 /// A job in a world where everything asked for happens at once.
 struct World {
     job: Job,
@@ -43,8 +45,11 @@ impl World {
     fn with(extra: &[(&'static str, &'static str)], mut book: Book, committed: Option<Manifest>) -> World {
         let file = "{apiVersion: elasticdl.org/v1, kind: ElasticJob, metadata: {name: j}, spec: {model: {zoo: lr}, \
                     data: {train: t, validate: v, layout: criteo}, servers: {count: 2, partitions: 4}, \
-                    workers: {count: 2, max: 4}, limits: {restarts: 2, silence: 1h}}}";
-        let flags = extra.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+                    limits: {restarts: 2, silence: 1h}}}";
+        // A limit alone would leave the choice to the master.
+        let own = extra.iter().any(|(path, _)| *path == "workers.max");
+        let workers = [("workers.count", "2"), ("workers.max", "4")].into_iter().filter(|_| !own);
+        let flags = workers.chain(extra.iter().copied()).map(|(k, v)| (k.into(), v.into())).collect();
         let resolved = resolve(&Inputs { file: Some(file), environment: vec![], flags }).unwrap();
         let plan = Plan { job: resolved.job, shape: ModelShape::default() };
         let exports = plan.job.output.is_some();
@@ -726,12 +731,15 @@ fn too_many_deaths_in_a_row_end_the_job_with_the_last_words() {
 #[test]
 fn scaling_changes_the_number_of_workers_within_the_limits() {
     let mut world = World::training(&[], 4);
-    assert_eq!(world.ask(|t| Event::Scale(t, 4)), Some(Answer::Noted));
+    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Fixed(4))), Some(Answer::Noted));
     assert_eq!(world.job.fleet.workers().len(), 4);
-    assert_eq!(world.ask(|t| Event::Scale(t, 1)), Some(Answer::Noted));
+    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Fixed(1))), Some(Answer::Noted));
     assert_eq!(world.job.fleet.workers().len(), 1);
     for impossible in [0, 5] {
-        assert!(matches!(world.ask(|t| Event::Scale(t, impossible)), Some(Answer::Refused(_))));
+        assert!(matches!(
+            world.ask(|t| Event::Scale(t, Wanted::Fixed(impossible))),
+            Some(Answer::Refused(_))
+        ));
     }
 }
 

@@ -149,6 +149,7 @@ impl Job {
         if self.tasks.progress(now, task, id, report.records, report.bad_records) == Held::No {
             return Held::No;
         }
+        self.told += report.records;
         self.window.push_back((now, report.records, report.loss_sum));
         self.check_bad_records(now, report, effects);
         match &report.outcome {

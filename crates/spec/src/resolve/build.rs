@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::{Resolver, Source};
 use crate::job::{
-    CheckpointSpec, DataSpec, EvaluateSpec, JobSpec, LimitsSpec, ModelSpec, OptimizerSpec, ServersSpec,
-    TrainSpec, WorkersSpec, Zoo,
+    CheckpointSpec, DataSpec, EvaluateSpec, JobSpec, LimitsSpec, ModelSpec, OptimizerSpec, SecuritySpec,
+    ServersSpec, TrainSpec, WorkersSpec, Zoo,
 };
 use crate::kubernetes::{KubernetesSpec, RolePods};
 use crate::layout::{Bucket, CategoricalField, Label, Layout, NumericField, Scale, TextStyle};
@@ -27,18 +27,7 @@ pub fn cross_check(resolver: &mut Resolver) {
         let hint = Some(format!("at most {partitions}, or raise spec.servers.partitions"));
         resolver.problem("spec.servers.count", what, hint);
     }
-    if let (Some(count), Some(max)) = (number("workers.count"), number("workers.max"))
-        && count > max
-    {
-        let what = format!("{count} workers at the start are more than spec.workers.max: {max}");
-        resolver.problem("spec.workers.count", what, Some("raise spec.workers.max".into()));
-    }
-    if let (Some(min), Some(max)) = (number("workers.min"), number("workers.max"))
-        && min > max
-    {
-        let what = format!("at least {min} workers are more than spec.workers.max: {max}");
-        resolver.problem("spec.workers.min", what, Some("lower it, or raise spec.workers.max".into()));
-    }
+    check_workers(resolver, &values);
     check_volumes(resolver, &values);
     if values.get("data.train").is_some_and(|(v, _)| v.as_array().is_some_and(Vec::is_empty)) {
         resolver.problem("spec.data.train", "no file is named".into(), Some("name a path or a glob".into()));
@@ -46,6 +35,32 @@ pub fn cross_check(resolver: &mut Resolver) {
     check_staleness(resolver, &values);
     check_counting(resolver, &values);
     check_layout(resolver, &values);
+}
+
+/// From `workers.min` to `workers.max`, with `workers.count` between them.
+fn check_workers(resolver: &mut Resolver, values: &Values) {
+    let number = |path| values.get(path).and_then(|(v, _)| v.as_u64());
+    let (min, count, max) = (number("workers.min"), number("workers.count"), number("workers.max"));
+    if let (Some(count), Some(max)) = (count, max)
+        && count > max
+    {
+        let what = format!("{count} workers at the start are more than spec.workers.max: {max}");
+        resolver.problem("spec.workers.count", what, Some("raise spec.workers.max".into()));
+    }
+    if let (Some(min), Some(count)) = (min, count)
+        && count < min
+    {
+        let what = format!("{count} workers at the start are fewer than spec.workers.min: {min}");
+        let hint = "raise it, lower spec.workers.min, or leave it out and set spec.workers.max: then as many are \
+                    asked for as are of use";
+        resolver.problem("spec.workers.count", what, Some(hint.into()));
+    }
+    if let (Some(min), Some(max)) = (min, max)
+        && min > max
+    {
+        let what = format!("at least {min} workers are more than spec.workers.max: {max}");
+        resolver.problem("spec.workers.min", what, Some("lower it, or raise spec.workers.max".into()));
+    }
 }
 
 fn check_volumes(resolver: &mut Resolver, values: &Values) {
@@ -159,7 +174,7 @@ pub fn job(values: &Values) -> JobSpec {
         },
         evaluate: EvaluateSpec { every: duration(v, "evaluate.every") },
         workers: WorkersSpec {
-            count: get(v, "workers.count"),
+            count: workers_count(v),
             max: get(v, "workers.max"),
             threads: get(v, "workers.threads"),
             pipeline: get(v, "workers.pipeline"),
@@ -171,6 +186,7 @@ pub fn job(values: &Values) -> JobSpec {
             keep: get(v, "checkpoint.keep"),
         },
         output: option(v, "output"),
+        security: SecuritySpec { tls: get(v, "security.tls") },
         limits: LimitsSpec {
             lease: duration(v, "limits.lease").expect("it has a default"),
             orphan: duration(v, "limits.orphan").expect("it has a default"),
@@ -179,6 +195,14 @@ pub fn job(values: &Values) -> JobSpec {
         },
         kubernetes: kubernetes(v),
     }
+}
+
+/// How many workers are wanted; `None`: as many as are of use. That is only where the person has said how many
+/// there may be at most: nobody is surprised by processes that he knows nothing of.
+fn workers_count(v: &Values) -> Option<u32> {
+    let (min, max): (u32, u32) = (get(v, "workers.min"), get(v, "workers.max"));
+    let max_given = v.get("workers.max").is_some_and(|(_, source)| *source != Source::Default);
+    option(v, "workers.count").or_else(|| (min == max || !max_given).then_some(min))
 }
 
 fn kubernetes(v: &Values) -> KubernetesSpec {

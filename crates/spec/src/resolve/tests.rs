@@ -135,11 +135,56 @@ fn a_staleness_of_zero_takes_one_worker_and_makes_the_job_deterministic() {
     }
 }
 
+/// Goal: a laptop gets one worker, a number is a number, and a limit alone leaves the choice to the master.
 #[test]
-fn a_job_of_before_that_says_nothing_of_staleness_is_understood() {
+fn the_number_of_workers_is_given_or_found_out_below_a_given_limit() {
+    let workers = |flags: &[(&str, &str)]| {
+        let job = with(flags).unwrap().job;
+        (job.workers.count, job.workers_at_start(), job.workers.max)
+    };
+    let (count, min, max) = (("workers.count", "3"), ("workers.min", "4"), ("workers.max", "8"));
+    assert_eq!(workers(&[]), (Some(1), 1, 16));
+    assert_eq!(workers(&[count]), (Some(3), 3, 16));
+    assert_eq!(workers(&[count, max]), (Some(3), 3, 8));
+    assert_eq!(workers(&[min]), (Some(4), 4, 16), "no limit was given, so nothing is found out");
+    assert_eq!(workers(&[max]), (None, 2, 8));
+    assert_eq!(workers(&[min, max]), (None, 4, 8));
+    assert_eq!(workers(&[("workers.max", "1")]), (Some(1), 1, 1), "there is nothing to find out");
+}
+
+#[test]
+fn numbers_of_workers_that_contradict_each_other_are_told() {
+    let (count, max) = (("workers.count", "3"), ("workers.max", "2"));
+    assert_eq!(
+        with(&[count, max]).unwrap_err(),
+        "spec.workers.count: 3 workers at the start are more than spec.workers.max: 2\n  hint: raise spec.workers.max"
+    );
+    assert_eq!(
+        with(&[count, ("workers.min", "4")]).unwrap_err(),
+        "spec.workers.count: 3 workers at the start are fewer than spec.workers.min: 4\n  hint: raise it, lower \
+         spec.workers.min, or leave it out and set spec.workers.max: then as many are asked for as are of use"
+    );
+    assert_eq!(
+        with(&[("workers.min", "4"), max]).unwrap_err(),
+        "spec.workers.min: at least 4 workers are more than spec.workers.max: 2\n  hint: lower it, or raise \
+         spec.workers.max"
+    );
+}
+
+#[test]
+fn a_job_of_before_whose_number_of_workers_was_always_given_is_understood() {
+    let job = with(&[("workers.count", "3")]).unwrap().job;
+    let json = serde_json::to_value(&job).unwrap();
+    assert_eq!(json["workers"]["count"], 3, "as it was written down before");
+    assert_eq!(serde_json::from_value::<JobSpec>(json).unwrap(), job);
+}
+
+#[test]
+fn a_job_of_before_that_says_nothing_of_staleness_or_security_is_understood() {
     let job = with(&[]).unwrap().job;
     let mut json = serde_json::to_value(&job).unwrap();
     json["train"].as_object_mut().unwrap().remove("staleness");
+    json.as_object_mut().unwrap().remove("security");
     assert_eq!(serde_json::from_value::<JobSpec>(json).unwrap(), job);
 }
 

@@ -1,4 +1,5 @@
-//! One connection to one server: opened with the token, then a request and its answer at a time.
+//! One connection to one server: opened with the token, over TLS with the job's certificate, then a request and
+//! its answer at a time.
 //!
 //! It never gives up by itself while the peer is merely slow: whoever waits is asked now and then whether
 //! to go on waiting.
@@ -9,16 +10,27 @@ use std::time::Duration;
 
 use elasticdl_wire::frame::{Frame, Limits};
 use elasticdl_wire::ps::{self, kind};
-use elasticdl_wire::{Error, Result, Token};
+use elasticdl_wire::{Error, Identity, Result, Stream, Token};
 
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 /// How often a wait for the peer is questioned.
 const PATIENCE: Duration = Duration::from_millis(500);
 
+/// Who opens a connection.
+#[derive(Debug, Clone)]
+pub(super) struct Caller {
+    /// The job's token.
+    pub token: Token,
+    /// The job's certificate; plain without one.
+    pub identity: Option<Identity>,
+    /// Which worker it is.
+    pub worker: u32,
+}
+
 /// An open connection, with the frames that go over it.
 #[derive(Debug)]
 pub(super) struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     /// To be filled with the next request.
     pub out: Frame,
     /// The last answer.
@@ -27,21 +39,20 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Connects and says hello.
-    pub fn open(
-        address: &str,
-        token: &Token,
-        worker: u32,
-        keep_waiting: &mut dyn FnMut() -> bool,
-    ) -> Result<Self> {
+    pub fn open(address: &str, caller: &Caller, keep_waiting: &mut dyn FnMut() -> bool) -> Result<Self> {
         let failed = |e| Error::io(format!("connecting to the server at {address}"), e);
         let target = address.to_socket_addrs().map_err(failed)?.next();
         let target = target.ok_or_else(|| failed(ErrorKind::AddrNotAvailable.into()))?;
-        let stream = TcpStream::connect_timeout(&target, CONNECT_DEADLINE).map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
-        stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
-        stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
+        let tcp = TcpStream::connect_timeout(&target, CONNECT_DEADLINE).map_err(failed)?;
+        tcp.set_nodelay(true).map_err(failed)?;
+        tcp.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+        tcp.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
+        let mut stream = Stream::connected(tcp, caller.identity.as_ref())?;
+        // A server that is still loading does not answer this yet; it is waited for like any other answer.
+        let shaken = Patient { stream: &mut stream, keep_waiting }.retry(Stream::handshake);
+        shaken.map_err(Error::shaking)?;
         let mut connection = Connection { stream, out: Frame::default(), answer: Frame::default() };
-        ps::hello(&mut connection.out, token.secret(), worker);
+        ps::hello(&mut connection.out, caller.token.secret(), caller.worker);
         connection.send(keep_waiting)?;
         match connection.receive(kind::WELCOME, 0, keep_waiting) {
             // The master has our token, so this is not our server: its port belongs to somebody else by
@@ -53,13 +64,13 @@ impl Connection {
 
     /// Sends what was put into `out`.
     pub fn send(&mut self, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
-        let mut patient = Patient { stream: &self.stream, keep_waiting };
+        let mut patient = Patient { stream: &mut self.stream, keep_waiting };
         self.out.write(&mut patient).map_err(|e| Error::io("sending to a server", e))
     }
 
     /// Waits for the answer to `request`; it is then in `answer`.
     pub fn receive(&mut self, kind: u32, request: u64, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
-        let mut patient = Patient { stream: &self.stream, keep_waiting };
+        let mut patient = Patient { stream: &mut self.stream, keep_waiting };
         if !self.answer.read(&mut patient, Limits::default())? {
             return Err(Error::io("waiting for a server's answer", ErrorKind::UnexpectedEof.into()));
         }
@@ -69,12 +80,12 @@ impl Connection {
 
 /// A stream that asks whether to go on when the peer lets it wait, and keeps its place if so.
 struct Patient<'a> {
-    stream: &'a TcpStream,
+    stream: &'a mut Stream,
     keep_waiting: &'a mut dyn FnMut() -> bool,
 }
 
 impl Patient<'_> {
-    fn retry<T>(&mut self, mut attempt: impl FnMut(&TcpStream) -> std::io::Result<T>) -> std::io::Result<T> {
+    fn retry<T>(&mut self, mut attempt: impl FnMut(&mut Stream) -> std::io::Result<T>) -> std::io::Result<T> {
         loop {
             match attempt(self.stream) {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -91,16 +102,16 @@ impl Patient<'_> {
 
 impl Read for Patient<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        self.retry(|mut stream| stream.read(buffer))
+        self.retry(|stream| stream.read(buffer))
     }
 }
 
 impl Write for Patient<'_> {
     fn write(&mut self, buffer: &[u8]) -> std::io::Result<usize> {
-        self.retry(|mut stream| stream.write(buffer))
+        self.retry(|stream| stream.write(buffer))
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
+        self.retry(Stream::flush)
     }
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elasticdl_spec::{Kind, PartitionId};
+use elasticdl_wire::Error as WireError;
 use elasticdl_wire::frame::{Frame, Payload};
 use elasticdl_wire::retry::Backoff;
-use elasticdl_wire::{Error as WireError, Token};
 use tracing::{debug, info, warn};
 
-use super::connection::Connection;
+use super::connection::{Caller, Connection};
 use super::directory::{Directory, Topology};
 use crate::error::{Error, Result};
 use crate::stop::{Level, Stop};
@@ -92,8 +92,7 @@ struct Link {
 /// One thread's connections to all servers.
 pub(super) struct Links {
     directory: Arc<Directory>,
-    token: Token,
-    worker: u32,
+    caller: Caller,
     stop: Stop,
     topology: Arc<Topology>,
     links: Vec<Link>,
@@ -102,11 +101,10 @@ pub(super) struct Links {
 }
 
 impl Links {
-    pub fn new(directory: Arc<Directory>, token: Token, worker: u32, stop: Stop) -> Self {
+    pub fn new(directory: Arc<Directory>, caller: Caller, stop: Stop) -> Self {
         let topology = directory.known();
-        let backoff = Backoff::new(PAUSE_FIRST, PAUSE_LONGEST, u64::from(worker));
-        let mut links =
-            Links { directory, token, worker, stop, topology, links: vec![], request: 0, backoff };
+        let backoff = Backoff::new(PAUSE_FIRST, PAUSE_LONGEST, u64::from(caller.worker));
+        let mut links = Links { directory, caller, stop, topology, links: vec![], request: 0, backoff };
         links.regroup();
         links
     }
@@ -205,7 +203,7 @@ impl Links {
         if error.kind() != Kind::Retry {
             return Err(error);
         }
-        debug!(server = link.address, error = %error, "server did not answer");
+        debug!(server = link.address, error = %error.chain(), "server did not answer");
         Ok(())
     }
 
@@ -215,7 +213,7 @@ impl Links {
         let mut wait = || keep_waiting(directory, stop, until, &link.address, &link.asked);
         let connection = match &mut link.connection {
             Some(connection) => connection,
-            none => none.insert(Connection::open(&link.address, &self.token, self.worker, &mut wait)?),
+            none => none.insert(Connection::open(&link.address, &self.caller, &mut wait)?),
         };
         (ask.fill)(&mut connection.out, self.request, &link.asked);
         connection.send(&mut wait)

@@ -71,6 +71,7 @@ impl Rig {
             partitions: PARTITIONS,
             directory: Arc::new(Directory::new(PARTITIONS, Box::new(map.clone()))),
             token: Token::new(TOKEN).unwrap(),
+            identity: None,
             worker: 1,
             staged: false,
             stop: stop.clone(),

@@ -285,7 +285,8 @@ impl Rig {
     fn worker(&self, token: &str) -> (UnboundedSender<()>, impl Future<Output = Result<()>> + Send + use<>) {
         let (terminate, terminations) = unbounded_channel();
         let token = Token::new(token).unwrap();
-        let config = Config { master: self.address.clone(), token, id: WorkerId(4) };
+        let config =
+            Config { master: self.address.clone(), token, identity: None, id: WorkerId(4), process: 77 };
         let deadline = Duration::from_secs(60);
         let life = async move {
             tokio::time::timeout(deadline, live(config, terminations)).await.expect("a worker ends")
@@ -349,7 +350,8 @@ async fn a_deterministic_job_counts_every_record_once_and_has_one_task_at_a_time
     }
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let (token, options) = (Token::new(TOKEN).unwrap(), Default::default());
-    let server = elasticdl_ps::Server::start(listener, token, Arc::clone(&partitions), options).unwrap();
+    let server =
+        elasticdl_ps::Server::start(listener, token, None, Arc::clone(&partitions), options).unwrap();
     let world = Arc::new(Mutex::new(World::new(shape_of(&job))));
     let rig = rig_of(job, 30, trains(3), world, vec![server.address().to_string()]);
     let (_terminate, life) = rig.worker(TOKEN);

@@ -78,6 +78,7 @@ fn train(world: &Arc<Mutex<World>>, servers: &[FakeServer], depth: usize) -> u64
         partitions: PARTITIONS,
         directory: Arc::new(Directory::new(PARTITIONS, Box::new(places))),
         token: Token::new(TOKEN).unwrap(),
+        identity: None,
         worker: 1,
         staged: false,
         stop: stop.clone(),

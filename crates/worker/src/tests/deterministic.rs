@@ -85,6 +85,7 @@ impl Real {
             partitions: PARTITIONS,
             directory: Arc::new(Directory::new(PARTITIONS, Box::new(places))),
             token: Token::new(TOKEN).unwrap(),
+            identity: None,
             worker: 1,
             staged,
             stop: stop.clone(),

@@ -1,8 +1,9 @@
 //! A cluster from beginning to end: what is started in which order, and how nothing of it stays behind.
 
 use std::ffi::OsString;
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -114,6 +115,20 @@ impl Cluster {
         binaries::remove_others(&places, binaries::current(&places).as_deref())
     }
 
+    /// What tests need to know of it, as environment variables.
+    pub fn test_environment(&self) -> Result<Vec<(&'static str, String)>> {
+        let text = |path: &Path| path.display().to_string();
+        let volume = serde_json::json!({ "hostPath": { "path": self.places.shared() } });
+        Ok(vec![
+            ("ELASTICDL_TEST_KUBECONFIG", text(&self.places.admin_config())),
+            ("ELASTICDL_TEST_KUBECTL", text(&self.state.binaries.join("kubectl"))),
+            ("ELASTICDL_TEST_VOLUME", volume.to_string()),
+            ("ELASTICDL_TEST_BUSYBOX", image::BUSYBOX.into()),
+            ("ELASTICDL_TEST_POWER", text(&std::env::current_exe().context("finding this program")?)),
+            ("KUBECACHEDIR", text(&kubectl::cache_directory(&self.places))),
+        ])
+    }
+
     /// The line that points a shell at the cluster.
     pub fn exports(&self) -> String {
         format!(
@@ -197,6 +212,9 @@ impl Cluster {
         for directory in [self.places.logs(), self.places.shared()] {
             make_directory(&directory)?;
         }
+        // Pods write there as whatever user they run as.
+        fs::set_permissions(self.places.shared(), Permissions::from_mode(0o1777))
+            .context("open the shared directory to pods")?;
         Pki::make(&self.places.pki(), nodes)?;
         network::make_control(nodes)?;
         control::start_api(self)?;

@@ -1,0 +1,219 @@
+//! A master in a pod: it leads the job whose secret is mounted, with pods for workers and servers.
+//!
+//! Its directory is on a volume, one for each run of a job, so that whichever pod leads next goes on from its
+//! ledger. No lock is taken there: the one before may hang on a node that does not answer, and its term is over
+//! when the next one claims its own.
+
+#![expect(clippy::disallowed_methods, reason = "an edge: it reads the clock")]
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use elasticdl_master::status::{Event, Phase};
+use elasticdl_operator::cluster::Cluster;
+use elasticdl_operator::fleet::Fleet;
+use elasticdl_operator::manifest::{Job, SECRETS};
+use elasticdl_operator::recorder::{self, Story};
+use elasticdl_spec::JobSpec;
+use elasticdl_wire::Token;
+use k8s_openapi::api::core::v1::ObjectReference;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::args::Master;
+use crate::check::Missing;
+use crate::fault::{self, Exit};
+use crate::home::{JobDir, Record};
+use crate::pods::{Pods, hand_on};
+use crate::submit::{self, Earlier};
+use crate::view::event;
+use crate::{check, print, roles, truth};
+
+/// What a master that was told to end exits with: another one is to go on, which is no outcome of the job.
+const TERMINATED: i32 = 143;
+/// How long the last events may take to be told.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+/// `master --on kubernetes`.
+pub async fn master(args: Master) -> anyhow::Result<Exit> {
+    end_on_sigterm()?;
+    let secrets = Path::new(SECRETS);
+    let text = |name: &str| {
+        let path = secrets.join(name);
+        fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
+    };
+    let spec: JobSpec =
+        serde_json::from_str(&text("job.json")?).context("reading the job from its secret")?;
+    let dir = JobDir::at(&args.job_dir)?;
+    let record = begun(&dir, &spec, args.fresh)?;
+    let listener = roles::bind(args.listen, Duration::ZERO).await?;
+    let identity = roles::identity(args.tls_dir.as_deref(), args.listen)?;
+
+    let cluster = Cluster::find(None, std::env::var("POD_NAMESPACE").ok().as_deref()).await?;
+    let (namespace, run) = (cluster.namespace.clone(), text("run")?);
+    let owner = Some(cluster.owner(&spec.name).await?);
+    let job = Job { spec: spec.clone(), namespace, run, fresh: false, owner };
+    let address = cluster.master_address(&spec.name).await?;
+    let (pod_news_in, pod_news) = mpsc::unbounded_channel();
+    let fleet = Fleet::watch(cluster.client(), job, address, pod_news_in).await?;
+    let (news_in, news) = mpsc::unbounded_channel();
+    tokio::spawn(hand_on(spec.clone(), pod_news, news_in));
+    let (told, events) = mpsc::unbounded_channel();
+    let telling = tokio::spawn(tell(cluster.clone(), events));
+
+    let (_stops, stops) = mpsc::unbounded_channel();
+    let config = elasticdl_master::Config {
+        best: truth::best(&record.job.data.validate),
+        export: roles::exporter(&dir, &record),
+        plan: check::plan(&record.job)?,
+        job_dir: dir.path().into(),
+        token: Token::read(&secrets.join("token"))?,
+        identity,
+        listener,
+        resume: false,
+        launcher: Box::new(Pods(fleet)),
+        news,
+        stops,
+        told: Some(told),
+    };
+    let outcome = elasticdl_master::run(config).await;
+    if outcome.is_ok()
+        && let Err(error) = cluster.end_members(&spec.name).await
+    {
+        tracing::warn!(error = error.chain(), "some pods are left");
+    }
+    // The last events are the ones that people look for.
+    let _ = tokio::time::timeout(FAREWELL, telling).await;
+    match outcome?.phase {
+        Phase::Done | Phase::Stopped => Ok(Exit::Done),
+        _ => Ok(Exit::Job),
+    }
+}
+
+/// The job's directory, made where this is the first master of the run.
+fn begun(dir: &JobDir, spec: &JobSpec, fresh: bool) -> anyhow::Result<Record> {
+    let cwd = Path::new(spec.kubernetes.directory()).to_path_buf();
+    std::env::set_current_dir(&cwd).with_context(|| format!("going to {}", cwd.display()))?;
+    if let Ok(record) = dir.record() {
+        return Ok(record);
+    }
+    dir.create().with_context(|| {
+        format!(
+            "making {}; kubernetes.volumes must hold a place that the pods can write to",
+            dir.path().display()
+        )
+    })?;
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let record = Record { created, cwd, job: spec.clone(), on: None };
+    check::check(dir, &record, Missing::Make).map_err(|problems| fault::problems("the job", &problems))?;
+    let earlier = if fresh { Earlier::Remove } else { Earlier::Refuse };
+    submit::set_checkpoints_aside(dir, &record, earlier)?;
+    // From here on the run has begun: the next master goes on.
+    dir.write_record(&record).context("writing job.json")?;
+    Ok(record)
+}
+
+/// SIGTERM is meant for this pod, not for the job: the ledger holds all that the next master needs.
+fn end_on_sigterm() -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
+    tokio::spawn(async move {
+        if terminate.recv().await.is_some() {
+            tracing::info!("told to end; another master is to go on");
+            std::process::exit(TERMINATED);
+        }
+    });
+    Ok(())
+}
+
+/// Events on stdout for whoever follows the job from outside, and the telling ones for `kubectl get events`.
+async fn tell(cluster: Cluster, mut events: mpsc::UnboundedReceiver<Event>) {
+    let variable = |name: &str| std::env::var(name).ok();
+    let about = ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        name: variable("POD_NAME"),
+        namespace: Some(cluster.namespace.clone()),
+        uid: variable("POD_UID"),
+        ..ObjectReference::default()
+    };
+    let (stories_in, stories) = mpsc::unbounded_channel();
+    let telling = tokio::spawn(recorder::tell(cluster.client(), about, stories));
+    while let Some(event) = events.recv().await {
+        if let Ok(line) = serde_json::to_string(&event) {
+            let _ = print::line(&line);
+        }
+        if let Some(story) = story(&event) {
+            let _ = stories_in.send(story);
+        }
+    }
+    drop(stories_in);
+    let _ = telling.await;
+}
+
+/// What of an event is worth telling people who look at the cluster.
+fn story(told: &Event) -> Option<Story> {
+    let asked = told.fields.get("asked").and_then(|v| v.as_bool()).unwrap_or(false);
+    let failed = told.fields.get("outcome").and_then(|v| v.as_str()) == Some("failed");
+    let warning = match told.event.as_str() {
+        "started" | "training" | "worker_joined" | "server_ready" | "scaled" | "checkpoint" | "replayed"
+        | "evaluated" | "exported" | "stopping" | "pending" => false,
+        "worker_exited" | "server_exited" => !asked,
+        "replay" | "silent" | "lease_expired" | "quarantined" | "warning" => true,
+        "finished" => failed,
+        _ => return None,
+    };
+    let reason = told.event.split('_').map(capitalized).collect();
+    let note = match told.event.as_str() {
+        "finished" => outcome(told),
+        _ => event::text(told)?,
+    };
+    Some(Story { reason, note, warning })
+}
+
+/// How a job ended, in a sentence.
+fn outcome(told: &Event) -> String {
+    let field = |name: &str| told.fields.get(name).filter(|v| !v.is_null());
+    let word = |name: &str| field(name).and_then(|v| v.as_str()).unwrap_or_default();
+    let mut text = format!("{} is {}", word("job"), word("outcome"));
+    for name in ["records", "logloss", "auc", "replayed"] {
+        if let Some(value) = field(name) {
+            text.push_str(&format!(", {name} {value}"));
+        }
+    }
+    if let Some(error) = field("error").and_then(|v| v.as_str()) {
+        text.push_str(&format!(": {error}"));
+    }
+    text
+}
+
+fn capitalized(word: &str) -> String {
+    let mut letters = word.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn told(event: &str, fields: serde_json::Value) -> Option<Story> {
+        let serde_json::Value::Object(fields) = fields else { panic!("{fields}") };
+        story(&Event { event: event.into(), seq: 1, seconds: 1.0, unix_ms: 1, fields })
+    }
+
+    #[test]
+    fn what_people_look_for_on_a_cluster_is_told_in_sentences() {
+        let exited =
+            told("worker_exited", json!({ "worker": 3, "asked": false, "why": "preempted" })).unwrap();
+        assert_eq!((exited.reason.as_str(), exited.warning), ("WorkerExited", true));
+        assert_eq!(exited.note, "worker-3 was preempted; a replacement is started");
+        assert!(!told("worker_exited", json!({ "worker": 3, "asked": true })).unwrap().warning);
+        assert_eq!(told("progress", json!({})), None);
+        let finished =
+            told("finished", json!({ "job": "ctr", "outcome": "failed", "error": "no room" })).unwrap();
+        assert!(finished.warning && finished.note.contains("ctr"), "{finished:?}");
+    }
+}
