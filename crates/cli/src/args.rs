@@ -9,9 +9,11 @@ use elasticdl_master::status::Wanted;
 
 mod data;
 mod image;
+mod operator;
 
 pub use data::{Data, Format, Head, Synth, SynthFormat, SynthLayout};
 pub use image::{Image, OWN_IMAGE, Zoo, ZooBuild, ZooInit, ZooPush};
+pub use operator::{Crd, Operator, OperatorFiles};
 
 /// Everything on one screen, grouped by what a person wants to do.
 const OVERVIEW: &str = "\
@@ -47,6 +49,9 @@ Data and settings
 Container images
   image      Write an image archive with this program; no Docker needed
   zoo        Make a model zoo, an image of it, and push that to a registry
+
+Clusters
+  operator   Look after ElasticJobs on a cluster; print what to install there
 
 Roles (started by the master; you rarely need them)
   master     Lead a job: shards, leases, checkpoints, status
@@ -119,6 +124,8 @@ pub enum Command {
     /// Make a model zoo, an image of it, and push that to a registry.
     #[command(subcommand)]
     Zoo(Zoo),
+    /// Look after ElasticJobs on a cluster; print what to install there.
+    Operator(Operator),
     /// Lead a job: shards, leases, checkpoints, status. Started by train and resume.
     Master(Master),
     /// Lead to a job on a cluster: its objects, its master's pod, its logs. Started by train and resume.

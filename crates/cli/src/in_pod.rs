@@ -16,6 +16,8 @@ use elasticdl_operator::cluster::Cluster;
 use elasticdl_operator::fleet::Fleet;
 use elasticdl_operator::manifest::{Job, SECRETS};
 use elasticdl_operator::recorder::{self, Story};
+use elasticdl_operator::report::Report;
+use elasticdl_operator::resource;
 use elasticdl_spec::JobSpec;
 use elasticdl_wire::Token;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -33,6 +35,8 @@ use crate::{check, print, roles, truth};
 
 /// What a master that was told to end exits with: another one is to go on, which is no outcome of the job.
 const TERMINATED: i32 = 143;
+/// What is in this file when a pod ends is told with its status.
+const LAST_MESSAGE: &str = "/dev/termination-log";
 /// How long the last events may take to be told.
 const FAREWELL: Duration = Duration::from_secs(3);
 
@@ -144,12 +148,40 @@ async fn tell(cluster: Cluster, mut events: mpsc::UnboundedReceiver<Event>) {
         if let Ok(line) = serde_json::to_string(&event) {
             let _ = print::line(&line);
         }
+        if let Some(report) = report(&event) {
+            // Only the operator reads it, and it has the exit code to go by.
+            let _ = fs::write(LAST_MESSAGE, report.to_line());
+        }
         if let Some(story) = story(&event) {
             let _ = stories_in.send(story);
         }
     }
     drop(stories_in);
     let _ = telling.await;
+}
+
+/// The last report of a job, in the event that it is over.
+fn report(told: &Event) -> Option<Report> {
+    let number = |key: &str| told.fields.get(key).and_then(|v| v.as_u64());
+    let quality = |key: &str| told.fields.get(key).and_then(|v| v.as_f64());
+    let text = |key: &str| told.fields.get(key).and_then(|v| v.as_str());
+    let phase = match (told.event.as_str(), text("outcome")?) {
+        ("finished", "done") => resource::Phase::Done,
+        ("finished", "stopped") => resource::Phase::Stopped,
+        ("finished", _) => resource::Phase::Failed,
+        _ => return None,
+    };
+    Some(Report {
+        phase,
+        records: number("records").unwrap_or(0),
+        records_total: None,
+        epoch: (phase == resource::Phase::Done).then(|| number("epochs").unwrap_or(0) as u32),
+        workers: 0,
+        workers_wanted: 0,
+        auc: quality("auc"),
+        logloss: quality("logloss"),
+        error: text("error").map(Into::into),
+    })
 }
 
 /// What of an event is worth telling people who look at the cluster.
@@ -202,6 +234,17 @@ mod tests {
     fn told(event: &str, fields: serde_json::Value) -> Option<Story> {
         let serde_json::Value::Object(fields) = fields else { panic!("{fields}") };
         story(&Event { event: event.into(), seq: 1, seconds: 1.0, unix_ms: 1, fields })
+    }
+
+    #[test]
+    fn the_end_of_a_job_is_its_last_report() {
+        let fields = json!({ "outcome": "done", "records": 12, "epochs": 2, "auc": 0.75, "logloss": null });
+        let serde_json::Value::Object(fields) = fields else { panic!("{fields}") };
+        let finished = Event { event: "finished".into(), seq: 1, seconds: 1.0, unix_ms: 1, fields };
+        let read = Report::from_line(&report(&finished).unwrap().to_line()).unwrap();
+        assert_eq!((read.phase, read.records, read.epoch), (resource::Phase::Done, 12, Some(2)));
+        assert_eq!((read.auc, read.logloss, read.error), (Some(0.75), None, None));
+        assert_eq!(report(&Event { event: "progress".into(), ..finished }), None);
     }
 
     #[test]

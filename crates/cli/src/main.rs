@@ -5,7 +5,7 @@
 //! - [`jobs`], [`logs`]: jobs that are there already. [`home`], [`lock`]: where they live, and whose they are.
 //! - [`audit`], [`chaos`]: whether every record counts once, and harm done to see that it does.
 //! - [`roles`], [`local`], [`process`]: master, ps and worker on this machine.
-//! - [`tether`], [`in_pod`], [`pods`]: a job on a cluster, from here and from inside it.
+//! - [`tether`], [`in_pod`], [`pods`]: a job on a cluster, from here and from inside it. [`operator`]: many of them.
 //! - [`export`], [`store`], [`model`], [`infer`], [`predict`], [`evaluate`]: trained models.
 //! - [`image`], [`zoo`]: container images of this program, with files of one's own, and registries.
 //! - [`data`], [`truth`]: synthetic data, and what it allows at best.
@@ -41,6 +41,7 @@ mod local;
 mod lock;
 mod logs;
 mod model;
+mod operator;
 mod pods;
 mod predict;
 mod print;
@@ -104,6 +105,7 @@ fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Zoo(Zoo::Init(args)) => zoo::init::init(&args),
         Command::Zoo(Zoo::Build(args)) => zoo::build(&args),
         Command::Zoo(Zoo::Push(args)) => zoo::push::push(&args),
+        Command::Operator(args) => operator::command(args),
         Command::Master(args) if args.on == args::Place::Kubernetes => wait(in_pod::master(args)),
         Command::Master(args) => wait(roles::master(args)),
         Command::Tether(args) => wait(tether::tether(args)),
@@ -122,8 +124,11 @@ fn wait(future: impl Future<Output = anyhow::Result<Exit>>) -> anyhow::Result<Ex
 
 /// Roles log what changes into their files; for people's commands only warnings are worth a line.
 fn log(command: &Command) {
-    let role =
-        matches!(command, Command::Master(_) | Command::Tether(_) | Command::Ps(_) | Command::Worker(_));
+    let role = match command {
+        Command::Operator(args) => args.files.is_none(),
+        Command::Master(_) | Command::Tether(_) | Command::Ps(_) | Command::Worker(_) => true,
+        _ => false,
+    };
     // Its errors come back to us as errors, and are told where they matter.
     let default = if role { "info,kube_client=off" } else { "warn,kube_client=off" };
     let filter = EnvFilter::try_from_env("ELASTICDL_LOG").unwrap_or_else(|_| EnvFilter::new(default));

@@ -51,6 +51,11 @@ impl Cluster {
         Ok(Cluster { client, namespace })
     }
 
+    /// A namespace of the cluster that `client` leads to.
+    pub fn of(client: Client, namespace: String) -> Cluster {
+        Cluster { client, namespace }
+    }
+
     /// A client, for whoever watches.
     pub fn client(&self) -> Client {
         self.client.clone()
@@ -232,6 +237,16 @@ impl Cluster {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
             Err(error) => Err(Error::api(format!("removing {name}"))(error)),
+        }
+    }
+
+    /// Deletes a pod, which has its own time to end or this many seconds; one that is gone already is as well.
+    pub async fn delete_pod(&self, name: &str, seconds: Option<u32>) -> Result<()> {
+        let params = DeleteParams { grace_period_seconds: seconds, ..DeleteParams::default() };
+        match self.api::<Pod>().delete(name, &params).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(Error::api(format!("deleting {name}"))(error)),
         }
     }
 

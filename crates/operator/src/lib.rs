@@ -12,15 +12,29 @@
 //! - [`recorder`]: the edge that tells what happens, for `kubectl get events`.
 //! - [`supervise`]: what is to be done about a master; pure.
 //! - [`tunnel`]: the edge that reaches a port of a pod from outside the cluster.
+//!
+//! The operator, for jobs that are resources:
+//!
+//! - [`resource`]: a job file as an object, and the job it describes; [`crd`] defines it; pure.
+//! - [`reconcile`]: what is to be done about one; pure.
+//! - [`controller`]: the edge that sees and does it; [`report`] is what masters say, [`lease`] who may act.
+//! - [`deploy`]: the files that bring all of it to a cluster; pure.
 
 pub mod cluster;
+pub mod controller;
+pub mod crd;
+pub mod deploy;
 pub mod error;
 pub mod fleet;
+pub mod lease;
 pub mod manifest;
 pub mod names;
 pub mod negotiate;
 pub mod pod;
+pub mod reconcile;
 pub mod recorder;
+pub mod report;
+pub mod resource;
 pub mod roster;
 pub mod supervise;
 pub mod tunnel;

@@ -23,9 +23,9 @@ pub const MASTER_PORT: u16 = 7070;
 /// The port of a server.
 pub const SERVER_PORT: u16 = 7071;
 /// The user of the image; secrets are readable for its group.
-const USER: i64 = 65532;
+pub const USER: i64 = 65532;
 /// The image of this version, where the job names none.
-const IMAGE: &str = concat!("elasticdl.org/elasticdl:", env!("CARGO_PKG_VERSION"));
+pub const IMAGE: &str = concat!("elasticdl.org/elasticdl:", env!("CARGO_PKG_VERSION"));
 
 /// What all objects of a job have in common.
 #[derive(Debug, Clone)]

@@ -66,3 +66,8 @@ pub fn members_selector(job: &str) -> String {
 pub fn master_selector(job: &str) -> String {
     format!("{JOB}={job},{ROLE}=master")
 }
+
+/// Whether labels are those of a master's pod.
+pub fn is_master(labels: &std::collections::BTreeMap<String, String>) -> bool {
+    labels.get(ROLE).is_some_and(|role| role == "master")
+}

@@ -24,20 +24,29 @@ pub struct Story {
 
 /// Tells stories of an object, one after the other, until nobody brings any more.
 pub async fn tell(client: Client, about: ObjectReference, mut stories: mpsc::UnboundedReceiver<Story>) {
-    let reporter = Reporter { controller: names::MANAGER.into(), instance: about.name.clone() };
-    let recorder = Recorder::new(client, reporter);
+    let recorder = recorder(client, about.name.clone());
     while let Some(story) = stories.recv().await {
-        let event = Event {
-            type_: if story.warning { EventType::Warning } else { EventType::Normal },
-            reason: story.reason,
-            note: Some(shortened(story.note)),
-            action: "Training".into(),
-            secondary: None,
-        };
-        // Events are for people; a job does not depend on them.
-        if let Err(error) = recorder.publish(&event, &about).await {
-            warn!(%error, "an event was not told");
-        }
+        tell_one(&recorder, &about, story).await;
+    }
+}
+
+/// Tells stories in the name of `instance`.
+pub fn recorder(client: Client, instance: Option<String>) -> Recorder {
+    Recorder::new(client, Reporter { controller: names::MANAGER.into(), instance })
+}
+
+/// Tells one story of an object.
+pub async fn tell_one(recorder: &Recorder, about: &ObjectReference, story: Story) {
+    let event = Event {
+        type_: if story.warning { EventType::Warning } else { EventType::Normal },
+        reason: story.reason,
+        note: Some(shortened(story.note)),
+        action: "Training".into(),
+        secondary: None,
+    };
+    // Events are for people; a job does not depend on them.
+    if let Err(error) = recorder.publish(&event, about).await {
+        warn!(%error, "an event was not told");
     }
 }
 

@@ -8,6 +8,11 @@ use crate::pod::{self, Cause, End, State, Wait};
 /// Exit codes of a master that has told the job's outcome, or what is wrong with its input.
 const TOLD: [i32; 3] = [0, 1, 3];
 
+/// Masters that died are kept, so that people can look at them; the newest of them.
+const KEPT: usize = 3;
+/// A pod that should be gone since so many seconds is taken for lost.
+const OVERDUE: i64 = 30;
+
 /// What is to be done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -44,6 +49,19 @@ pub fn verdict(masters: &[Pod]) -> Verdict {
         }
         Some(State::Ended(end)) => Verdict::Again(end),
     }
+}
+
+/// The names of masters that died so long ago that nobody looks at them any more.
+pub fn long_dead(masters: &[Pod]) -> Vec<String> {
+    let mut dead: Vec<&Pod> =
+        masters.iter().filter(|pod| matches!(pod::state(pod), State::Ended(_))).collect();
+    dead.sort_by_key(|pod| (pod.creation_timestamp().map(|time| time.0), pod.name_any()));
+    dead[..dead.len().saturating_sub(KEPT)].iter().map(|pod| pod.name_any()).collect()
+}
+
+/// Whether a pod that was told to end should be gone by now (Unix seconds): its node does not answer.
+pub fn is_overdue(pod: &Pod, now: i64) -> bool {
+    pod.metadata.deletion_timestamp.as_ref().is_some_and(|gone| now - gone.0.as_second() > OVERDUE)
 }
 
 #[cfg(test)]
@@ -100,5 +118,21 @@ mod tests {
         let mut deleted = ended(1, 0);
         deleted.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:01:00Z")).unwrap();
         assert!(matches!(verdict(&[deleted]), Verdict::Again(_)));
+    }
+
+    #[test]
+    fn the_newest_dead_masters_are_kept() {
+        let masters: Vec<Pod> =
+            (1..=5).rev().map(|n| ended(n, 137)).chain([pod(6, "Running", None)]).collect();
+        assert_eq!(long_dead(&masters), ["j-master-1", "j-master-2"]);
+        assert_eq!(long_dead(&masters[..3]), [""; 0]);
+    }
+
+    #[test]
+    fn a_pod_is_overdue_some_time_after_it_should_be_gone() {
+        let mut leaving = pod(1, "Running", None);
+        assert!(!is_overdue(&leaving, i64::MAX));
+        leaving.metadata.deletion_timestamp = serde_json::from_value(json!("1970-01-01T00:01:00Z")).unwrap();
+        assert!(!is_overdue(&leaving, 90) && is_overdue(&leaving, 91));
     }
 }

@@ -1,6 +1,7 @@
 //! What a job asks of a cluster. On a single machine it has no meaning.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -54,6 +55,28 @@ pub struct KubernetesSpec {
     pub affinity: Option<Value>,
     /// `kubernetes.grace`
     pub grace: Duration,
+    /// `suspend`, `deadline`, `ttl`, `weight`; jobs of before say nothing of them.
+    #[serde(default)]
+    pub care: Care,
+}
+
+/// What a job asks of the operator. Without one it has no meaning.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Care {
+    /// `suspend`: whether the job rests.
+    pub suspend: bool,
+    /// `deadline`: how long it may run.
+    pub deadline: Option<Duration>,
+    /// `ttl`: how long it is kept when it is over.
+    pub ttl: Option<Duration>,
+    /// `weight`: its share of the room, beside that of others.
+    pub weight: NonZeroU32,
+}
+
+impl Default for Care {
+    fn default() -> Self {
+        Care { suspend: false, deadline: None, ttl: None, weight: NonZeroU32::MIN }
+    }
 }
 
 /// The pods of one role.

@@ -405,6 +405,30 @@ pub const SETTINGS: &[Setting] = &[
         Value("5"),
         "Deaths of a process in a row, without a batch done in between, before the job fails.",
     ),
+    setting(
+        "suspend",
+        Rule::Flag,
+        Value("false"),
+        "On a cluster with the operator: true stops the job after a checkpoint, false goes on from there.",
+    ),
+    setting(
+        "deadline",
+        Rule::Duration,
+        Unset,
+        "On a cluster with the operator: a job that runs for so long, counted from its start or resumption, is stopped and has failed.",
+    ),
+    setting(
+        "ttl",
+        Rule::Duration,
+        Unset,
+        "On a cluster with the operator: a job that is over is removed after so long; unset: it stays.",
+    ),
+    setting(
+        "weight",
+        Rule::Count { min: 1, max: 1_000_000 },
+        Value("1"),
+        "On a cluster with the operator: the job's share of the room for workers, beside that of other jobs.",
+    ),
     setting("kubernetes.namespace", Rule::Name, Unset, "Namespace of the job; unset: that of the context."),
     setting(
         "kubernetes.image",

@@ -61,7 +61,9 @@ fn test() -> Result<()> {
 
 /// The tests that need a real cluster: one of this machine, or the one that the environment names.
 fn on_a_cluster() -> Result<()> {
-    let test = ["test", "--locked", "-p", "elasticdl-cli", "--test", "kube"];
+    // One after the other: they make room scarce for each other on purpose.
+    let tests = ["--test", "kube", "--test", "kube_operator", "--", "--test-threads", "1"];
+    let test = [&["test", "--locked", "-p", "elasticdl-cli"][..], &tests].concat();
     if std::env::var_os("ELASTICDL_TEST_KUBECONFIG").is_some() {
         return step("test on the cluster of ELASTICDL_TEST_KUBECONFIG", &test);
     }

@@ -5,7 +5,7 @@ use super::world::World;
 #[test]
 fn every_command_explains_itself() {
     let world = World::new();
-    let commands: [&[&str]; 27] = [
+    let commands: [&[&str]; 29] = [
         &[],
         &["train"],
         &["resume"],
@@ -30,6 +30,8 @@ fn every_command_explains_itself() {
         &["zoo", "init"],
         &["zoo", "build"],
         &["zoo", "push"],
+        &["operator"],
+        &["operator", "crd"],
         &["master"],
         &["ps"],
         &["worker"],

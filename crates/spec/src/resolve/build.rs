@@ -11,7 +11,7 @@ use crate::job::{
     CheckpointSpec, DataSpec, EvaluateSpec, JobSpec, LimitsSpec, ModelSpec, OptimizerSpec, SecuritySpec,
     ServersSpec, TrainSpec, WorkersSpec, Zoo,
 };
-use crate::kubernetes::{KubernetesSpec, RolePods};
+use crate::kubernetes::{Care, KubernetesSpec, RolePods};
 use crate::layout::{Bucket, CategoricalField, Label, Layout, NumericField, Scale, TextStyle};
 
 type Values = BTreeMap<&'static str, (Value, Source)>;
@@ -242,6 +242,12 @@ fn kubernetes(v: &Values) -> KubernetesSpec {
         tolerations: get(v, "kubernetes.tolerations"),
         affinity: option(v, "kubernetes.affinity"),
         grace: duration(v, "kubernetes.grace").expect("it has a default"),
+        care: Care {
+            suspend: get(v, "suspend"),
+            deadline: duration(v, "deadline"),
+            ttl: duration(v, "ttl"),
+            weight: get(v, "weight"),
+        },
     }
 }
 
