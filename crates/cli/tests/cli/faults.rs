@@ -24,7 +24,7 @@ fn worker_pid(world: &World) -> u32 {
 #[test]
 fn a_killed_worker_is_replaced_at_once_and_every_record_is_trained() {
     let world = World::with_data(60_000);
-    let file = world.job("ctr", "train: { batch: 128, epochs: 4 }\nworkers: { count: 2 }");
+    let file = world.job("ctr", "train: { batch: 128, epochs: 20 }\nworkers: { count: 2 }");
     let mut job = world.start(&["train", &file]);
     job.until_training();
     signal(worker_pid(&world), Signal::KILL);
@@ -34,7 +34,7 @@ fn a_killed_worker_is_replaced_at_once_and_every_record_is_trained() {
     let pause = started["seconds"].as_f64().unwrap() - died["seconds"].as_f64().unwrap();
     assert!(pause < 0.5, "the replacement was started at once, not after {pause} s");
     let (last, code) = job.end();
-    assert_eq!((&last["outcome"], &last["records"], code), (&"done".into(), &240_000.into(), Some(0)));
+    assert_eq!((&last["outcome"], &last["records"], code), (&"done".into(), &1_200_000.into(), Some(0)));
 }
 
 #[test]
