@@ -22,7 +22,11 @@ struct Args {
 #[derive(Subcommand)]
 enum Chore {
     /// Do every set-up and run every format check, lint and test.
-    Test,
+    Test {
+        /// Only the tests that need a real cluster; the others must have been built.
+        #[arg(long)]
+        cluster: bool,
+    },
     /// Measure against peers.
     #[command(subcommand)]
     Bench(Bench),
@@ -41,7 +45,8 @@ enum Bench {
 
 fn main() -> Result<()> {
     match Args::parse().chore {
-        Chore::Test => test(),
+        Chore::Test { cluster: true } => on_a_cluster(),
+        Chore::Test { cluster: false } => test(),
         Chore::Bench(Bench::Train(options)) => bench::train(options),
         Chore::Kube(chore) => kube::run(chore),
         Chore::Image(options) => image::image(&options),
