@@ -39,7 +39,6 @@ pub async fn hand_on(
     mut pods: mpsc::UnboundedReceiver<roster::News>,
     news: mpsc::UnboundedSender<News>,
 ) {
-    let mut memory_deaths = 0;
     while let Some(told) = pods.recv().await {
         let told = match told {
             roster::News::Waits(who, wait) => News::Waits(Waits {
@@ -51,10 +50,7 @@ pub async fn hand_on(
             }),
             roster::News::Ended(who, end) => {
                 let outside = match end.cause {
-                    Cause::Memory => {
-                        memory_deaths += 1;
-                        memory(&job, who.role, memory_deaths)
-                    }
+                    Cause::Memory => memory(&job, who.role, end.memory_deaths),
                     cause => cause.is_from_outside().then(|| cause.to_string()),
                 };
                 let Who { role, id, launch } = who;

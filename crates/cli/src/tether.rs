@@ -5,7 +5,7 @@
 //! works on this one as on any other. The job does not need it: where this process ends, the job goes on, and
 //! the next one takes up where this one was.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::pin::pin;
@@ -15,8 +15,9 @@ use std::time::Duration;
 use anyhow::Context;
 use elasticdl_operator::cluster::Cluster;
 use elasticdl_operator::manifest::{Job, Secrets};
-use elasticdl_operator::pod::{self, State, Wait};
+use elasticdl_operator::pod::{self, End, State, Wait};
 use elasticdl_operator::supervise::{Verdict, verdict};
+use elasticdl_operator::watched::Watched;
 use elasticdl_operator::{names, tunnel};
 use elasticdl_wire::Token;
 use futures::TryStreamExt;
@@ -62,7 +63,7 @@ pub async fn tether(args: Tether) -> anyhow::Result<Exit> {
         cluster,
         job,
         dir,
-        pods: BTreeMap::new(),
+        pods: Watched::default(),
         copied: BTreeSet::new(),
         copies: JoinSet::new(),
         at: None,
@@ -109,24 +110,19 @@ async fn prepared(
     on: &OnCluster,
     resume: bool,
 ) -> anyhow::Result<Job> {
-    let spec = record.job.clone();
-    let name = spec.name.clone();
-    let job =
-        Job { spec, namespace: cluster.namespace.clone(), run: on.run.clone(), fresh: on.fresh, owner: None };
+    let name = record.job.name.clone();
+    let job = job(cluster, record, on);
     if !resume {
         replace_earlier(cluster, &name, &on.run).await?;
     }
     if let Err(error) = cluster.ensure_priorities().await {
         warn!(
             error = error.chain(),
-            "the priority classes of elasticdl may be missing; whoever runs the cluster can apply deploy/"
+            "the priority classes of elasticdl may be missing; whoever runs the cluster can apply deploy/operator"
         );
     }
     let identity = dir.identity()?.context("a job on a cluster has a certificate")?;
-    let secrets = Secrets {
-        token: Token::read(&dir.token())?.secret().into(),
-        tls: [identity.ca_pem().into(), identity.cert_pem().into(), identity.key_pem().into()],
-    };
+    let secrets = Secrets::of(Token::read(&dir.token())?.secret(), &identity);
     let owner = cluster.prepare(&job, &secrets).await.map_err(api)?;
     Ok(Job { owner: Some(owner), ..job })
 }
@@ -169,7 +165,7 @@ struct Led {
     cluster: Cluster,
     job: Job,
     dir: JobDir,
-    pods: BTreeMap<String, Pod>,
+    pods: Watched,
     /// Pods whose log is being copied, or was, by their uid.
     copied: BTreeSet<String>,
     copies: JoinSet<()>,
@@ -181,41 +177,40 @@ impl Led {
     async fn lead(&mut self, restarts: u32) -> anyhow::Result<Exit> {
         let mut revivals = Revivals::new(restarts);
         let mut events = pin!(self.cluster.watch_pods(&self.job.spec.name));
-        let (mut listed, mut told) = (false, None);
+        let mut told = None;
         loop {
             match events.try_next().await {
-                Ok(Some(watcher::Event::Init)) => self.pods.clear(),
-                Ok(Some(watcher::Event::InitDone)) => listed = true,
-                Ok(Some(watcher::Event::InitApply(pod) | watcher::Event::Apply(pod))) => {
-                    self.copy_log(&pod);
-                    self.pods.insert(pod.name_any(), pod);
+                Ok(Some(event)) => {
+                    if let watcher::Event::InitApply(pod) | watcher::Event::Apply(pod) = &event {
+                        self.copy_log(pod);
+                    }
+                    self.pods.take(event);
                 }
-                Ok(Some(watcher::Event::Delete(pod))) => drop(self.pods.remove(&pod.name_any())),
                 Ok(None) => anyhow::bail!("the watch of the job's pods ended"),
                 Err(error) => warn!(%error, "the watch of the job's pods is cut off"),
             }
-            if !listed {
-                continue;
-            }
-            let masters: Vec<Pod> = self.pods.values().filter(|pod| is_master(pod)).cloned().collect();
+            let Some(masters) = self.pods.masters() else { continue };
             match verdict(&masters) {
                 Verdict::Start => self.start_master().await?,
                 Verdict::Lead(wait) => self.leading(wait, &mut told)?,
-                Verdict::Again(end) => {
-                    self.records(&mut revivals);
-                    let Next::Again(pause) = revivals.died() else {
-                        anyhow::bail!(Fault::job(format!(
-                            "its master ended again and again: {}",
-                            end.last_lines.join("\n  ")
-                        )));
-                    };
-                    warn!(cause = %end.cause, code = end.code, signal = end.signal, "the master's pod ended; starting another");
-                    tokio::time::sleep(pause).await;
-                    self.start_master().await?;
-                }
-                Verdict::Over(code, end) => return self.over(code, &end.last_lines).await,
+                Verdict::Again(end) => self.again(&end, &mut revivals).await?,
+                Verdict::Over(code, end) => return self.over(code, &end).await,
             }
         }
+    }
+
+    /// The master's pod ended before it had told the outcome. Where somebody needed its place, that says nothing
+    /// about the next one.
+    async fn again(&mut self, end: &End, revivals: &mut Revivals) -> anyhow::Result<()> {
+        warn!(cause = %end.cause, code = end.code, signal = end.signal, "the master's pod ended; starting another");
+        if !end.cause.is_from_outside() {
+            self.records(revivals);
+            let Next::Again(pause) = revivals.died() else {
+                anyhow::bail!(Fault::job(format!("its master ended again and again: {}", end.error())));
+            };
+            tokio::time::sleep(pause).await;
+        }
+        self.start_master().await
     }
 
     async fn start_master(&mut self) -> anyhow::Result<()> {
@@ -223,7 +218,7 @@ impl Led {
         info!(pod = name, "master started");
         // The watch will tell of it; until then it counts as there.
         let pods = self.cluster.masters(&self.job.spec.name).await.map_err(api)?;
-        self.pods.extend(pods.into_iter().map(|pod| (pod.name_any(), pod)));
+        pods.into_iter().for_each(|pod| self.pods.add(pod));
         Ok(())
     }
 
@@ -250,19 +245,14 @@ impl Led {
     }
 
     /// The job is over: what its pods wrote last is still to come.
-    async fn over(&mut self, code: i32, last_lines: &[String]) -> anyhow::Result<Exit> {
+    async fn over(&mut self, code: i32, end: &End) -> anyhow::Result<Exit> {
         let all = async { while self.copies.join_next().await.is_some() {} };
         if tokio::time::timeout(LAST_LINES, all).await.is_err() {
             warn!("the last lines of some pods are missing");
         }
         match code {
             0 => Ok(Exit::Done),
-            1 => {
-                // What it found wrong stands at the end, below what it noted on the way.
-                let from = last_lines.iter().rposition(|line| line.starts_with("error: ")).unwrap_or(0);
-                let said = last_lines[from..].join("\n");
-                Err(Fault::user(said.trim_start_matches("error: ").to_string()).into())
-            }
+            1 => Err(Fault::user(end.error()).into()),
             _ => Ok(Exit::Job),
         }
     }
@@ -274,7 +264,7 @@ impl Led {
             return;
         }
         let (cluster, dir, name) = (self.cluster.clone(), self.dir.clone(), pod.name_any());
-        let (master, log) = (is_master(pod), log_name(pod));
+        let (master, log) = (names::is_master(pod.labels()), log_name(pod));
         self.copies.spawn(async move {
             if let Err(error) = copy(&cluster, &dir, &name, &log, master).await {
                 warn!(pod = name, error = format!("{error:#}"), "the pod's log is not copied to its end");
@@ -320,10 +310,6 @@ fn event_number(line: &str) -> Option<u64> {
     let value: serde_json::Value =
         line.starts_with("{\"event\":").then(|| serde_json::from_str(line).ok())??;
     value["seq"].as_u64()
-}
-
-fn is_master(pod: &Pod) -> bool {
-    pod.labels().get(names::ROLE).is_some_and(|role| role == "master")
 }
 
 /// The log of a pod as local processes call theirs: master, ps-0, worker-3.

@@ -405,16 +405,13 @@ fn make_secrets() -> Result<Secrets> {
     let failed = |source| Error::Io { attempt: "drawing a token".into(), source };
     let mut bytes = [0; 32];
     std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes)).map_err(failed)?;
-    let token = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let wrong = |error: elasticdl_wire::Error| Error::Io {
         attempt: "making a certificate".into(),
         source: std::io::Error::other(error),
     };
     let identity = Identity::make(SystemTime::now()).map_err(wrong)?;
-    Ok(Secrets {
-        token,
-        tls: [identity.ca_pem().into(), identity.cert_pem().into(), identity.key_pem().into()],
-    })
+    Ok(Secrets::of(&token, &identity))
 }
 
 /// Where the master that leads is called.

@@ -74,13 +74,6 @@ impl Error {
 
     /// The error and what caused it, in a line.
     pub fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut source = std::error::Error::source(self);
-        while let Some(error) = source {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            source = error.source();
-        }
-        text
+        elasticdl_spec::error::chain(self)
     }
 }

@@ -149,12 +149,12 @@ impl Shared {
         let mut attempt = 0;
         loop {
             if self.unwanted().remove(&who.launch) {
-                let end = End { code: Some(0), signal: None, cause: Cause::Deleted, last_lines: Vec::new() };
+                let end = End { code: Some(0), ..End::by(Cause::Deleted) };
                 return self.tell([News::Ended(who, end)]);
             }
             let (pod, name) = match self.pod(who, &mut attempt) {
                 Ok(made) => made,
-                Err(error) => return self.tell([self.roster().refused(who, error.chain())]),
+                Err(error) => return self.tell([News::refused(who, error.chain())]),
             };
             match self.pods.create(&PostParams::default(), &pod).await {
                 Ok(created) => {
@@ -172,7 +172,7 @@ impl Shared {
                 Err(error) => match refusal(&error) {
                     Refusal::Final => {
                         let why = format!("the pod {name} cannot be made: {error}");
-                        return self.tell([self.roster().refused(who, why)]);
+                        return self.tell([News::refused(who, why)]);
                     }
                     Refusal::Passing => {
                         warn!(pod = name, %error, "pod not created yet");

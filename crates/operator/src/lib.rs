@@ -11,6 +11,7 @@
 //! - [`cluster`]: the edge that knows which cluster, and makes the objects of a job.
 //! - [`recorder`]: the edge that tells what happens, for `kubectl get events`.
 //! - [`supervise`]: what is to be done about a master; pure.
+//! - [`watched`]: the pods of a job as a watch tells of them; pure.
 //! - [`tunnel`]: the edge that reaches a port of a pod from outside the cluster.
 //!
 //! The operator, for jobs that are resources:
@@ -38,5 +39,6 @@ pub mod resource;
 pub mod roster;
 pub mod supervise;
 pub mod tunnel;
+pub mod watched;
 
 pub use error::{Error, Result};

@@ -5,6 +5,7 @@
 
 use elasticdl_spec::kubernetes::RolePods;
 use elasticdl_spec::{JobSpec, amount};
+use elasticdl_wire::Identity;
 use elasticdl_wire::control::Role;
 use k8s_openapi::api::core::v1::{Pod, Secret, Service, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{Role as Rights, RoleBinding};
@@ -68,6 +69,14 @@ pub struct Secrets {
     pub token: String,
     /// Certificate authority, certificate and key, as PEM.
     pub tls: [String; 3],
+}
+
+impl Secrets {
+    /// A token and a certificate.
+    pub fn of(token: &str, identity: &Identity) -> Self {
+        let tls = [identity.ca_pem(), identity.cert_pem(), identity.key_pem()].map(String::from);
+        Secrets { token: token.into(), tls }
+    }
 }
 
 /// The files of an identity, in the order of [`Secrets::tls`].

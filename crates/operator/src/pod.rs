@@ -42,6 +42,22 @@ pub struct End {
     pub cause: Cause,
     /// The last lines of its log, or what the cluster said.
     pub last_lines: Vec<String>,
+    /// How often pods like it were killed for their memory, this one included; whoever keeps count of them fills
+    /// it in.
+    pub memory_deaths: u32,
+}
+
+impl End {
+    /// One of which no more is known than its cause.
+    pub fn by(cause: Cause) -> Self {
+        End { code: None, signal: None, cause, last_lines: Vec::new(), memory_deaths: 0 }
+    }
+
+    /// What a program of ours found wrong: it stands at the end, below what it noted on the way.
+    pub fn error(&self) -> String {
+        let from = self.last_lines.iter().rposition(|line| line.starts_with("error: ")).unwrap_or(0);
+        self.last_lines[from..].join("\n").trim_start_matches("error: ").to_string()
+    }
 }
 
 /// What ends a pod.
@@ -116,7 +132,7 @@ pub fn end(pod: &Pod) -> End {
     let said = message.or_else(|| pod.status.as_ref().and_then(|s| s.message.as_deref()));
     let lines: Vec<&str> = said.unwrap_or_default().lines().filter(|line| !line.trim().is_empty()).collect();
     let last_lines = lines[lines.len().saturating_sub(LINES)..].iter().map(|line| line.to_string()).collect();
-    End { code: code.filter(|_| signal.is_none()), signal, cause, last_lines }
+    End { code: code.filter(|_| signal.is_none()), signal, last_lines, ..End::by(cause) }
 }
 
 fn terminated(pod: &Pod) -> Option<&k8s_openapi::api::core::v1::ContainerStateTerminated> {
@@ -221,6 +237,7 @@ mod tests {
         );
         assert_eq!((own.code, own.signal, own.cause), (Some(1), None, Cause::Own));
         assert_eq!(own.last_lines, ["a", "b", "error: c"]);
+        assert_eq!((own.error(), End::by(Cause::Own).error()), ("c".into(), String::new()));
         let killed = ended(json!({ "phase": "Failed", "containerStatuses": terminated("Error", 137, "") }));
         assert_eq!((killed.code, killed.signal, killed.cause), (None, Some(9), Cause::Own));
         let memory =

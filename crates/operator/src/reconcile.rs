@@ -200,10 +200,7 @@ impl Deciding<'_> {
             return false;
         }
         self.decision.status.workers = Some(0);
-        // What it found wrong stands at the end, below what it noted on the way.
-        let from = end.last_lines.iter().rposition(|line| line.starts_with("error: ")).unwrap_or(0);
-        let said = || end.last_lines[from..].join("\n").trim_start_matches("error: ").to_string();
-        let error = report.and_then(|report| report.error).unwrap_or_else(said);
+        let error = report.and_then(|report| report.error).unwrap_or_else(|| end.error());
         match code {
             0 if stopped => self.finish(Phase::Stopped, "Stopped", "its master was told to stop"),
             0 => {

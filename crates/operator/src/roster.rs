@@ -29,6 +29,13 @@ pub enum News {
     Waits(Who, Wait),
 }
 
+impl News {
+    /// A pod could not be made.
+    pub fn refused(who: Who, why: String) -> News {
+        News::Ended(who, End { last_lines: vec![why], ..End::by(Cause::Own) })
+    }
+}
+
 /// A pod that is known.
 #[derive(Debug, Clone)]
 struct Known {
@@ -93,7 +100,7 @@ impl Roster {
         let gone: Vec<String> = self.pods.keys().filter(|name| !there.contains(name)).cloned().collect();
         let mut news = Vec::new();
         for name in gone {
-            news.extend(self.tell(&name, vanished(Cause::Deleted)));
+            news.extend(self.tell(&name, End::by(Cause::Deleted)));
             self.pods.remove(&name);
         }
         news
@@ -105,13 +112,7 @@ impl Roster {
         let late = |known: &Known| matches!(known.state, State::Leaves(gone) if gone < now) && !known.told;
         let names: Vec<String> =
             self.pods.iter().filter(|(_, k)| late(k)).map(|(name, _)| name.clone()).collect();
-        names.iter().filter_map(|name| self.tell(name, vanished(Cause::NodeLost))).collect()
-    }
-
-    /// A pod could not be made.
-    pub fn refused(&mut self, who: Who, why: String) -> News {
-        let end = End { code: None, signal: None, cause: Cause::Own, last_lines: vec![why] };
-        News::Ended(who, end)
+        names.iter().filter_map(|name| self.tell(name, End::by(Cause::NodeLost))).collect()
     }
 
     /// Whether the very pod is there and has not ended.
@@ -147,14 +148,16 @@ impl Roster {
         self.pods.get(name).is_some_and(|known| matches!(known.state, State::Ended(_)))
     }
 
-    fn tell(&mut self, name: &str, end: End) -> Option<News> {
+    fn tell(&mut self, name: &str, mut end: End) -> Option<News> {
         let known = self.pods.get_mut(name)?;
         if std::mem::replace(&mut known.told, true) {
             return None;
         }
         let who = known.who;
         if end.cause == Cause::Memory {
-            *self.memory_deaths.entry(memory_key(who.role, who.id)).or_default() += 1;
+            let deaths = self.memory_deaths.entry(memory_key(who.role, who.id)).or_default();
+            *deaths += 1;
+            end.memory_deaths = *deaths;
         }
         Some(News::Ended(who, end))
     }
@@ -170,10 +173,6 @@ impl Roster {
 /// Workers are alike; each server has partitions of its own.
 fn memory_key(role: Role, id: u32) -> (i32, u32) {
     (role as i32, if role == Role::Worker { 0 } else { id })
-}
-
-fn vanished(cause: Cause) -> End {
-    End { code: None, signal: None, cause, last_lines: Vec::new() }
 }
 
 /// Which process a pod is.
@@ -233,7 +232,7 @@ mod tests {
         roster.relist_begins();
         roster.applied(&pod("j-server-0", 2, runs()));
         let news = roster.relist_ends();
-        assert_eq!(news, [News::Ended(WORKER, vanished(Cause::Deleted))]);
+        assert_eq!(news, [News::Ended(WORKER, End::by(Cause::Deleted))]);
         assert!(roster.has("j-server-0") && !roster.has("j-worker-3"));
     }
 
@@ -244,7 +243,7 @@ mod tests {
         leaving.metadata.deletion_timestamp = serde_json::from_value(json!("1970-01-01T00:01:40Z")).unwrap();
         assert_eq!(roster.applied(&leaving), None);
         assert_eq!(roster.overdue(100), []);
-        assert_eq!(roster.overdue(101), [News::Ended(WORKER, vanished(Cause::NodeLost))]);
+        assert_eq!(roster.overdue(101), [News::Ended(WORKER, End::by(Cause::NodeLost))]);
         assert_eq!(roster.overdue(200), []);
         assert!(roster.has("j-worker-3"), "its name is still taken");
         assert_eq!(roster.deleted(&leaving), None, "that was told");
@@ -260,6 +259,9 @@ mod tests {
         let mut next = Roster::default();
         next.applied(&later);
         assert_eq!(next.memory_deaths(Role::Worker, 5), 3);
+        let news = next.applied(&pod("j-worker-5", 9, ended("OOMKilled", 137)));
+        let Some(News::Ended(_, end)) = news else { panic!("{news:?}") };
+        assert_eq!((end.cause, end.memory_deaths), (Cause::Memory, 4));
     }
 
     #[test]

@@ -43,10 +43,7 @@ pub fn verdict(masters: &[Pod]) -> Verdict {
         None => Verdict::Start,
         Some(State::Waits(wait)) => Verdict::Lead(wait),
         Some(State::Runs) => Verdict::Lead(None),
-        Some(State::Leaves(_)) => {
-            let end = End { code: None, signal: None, cause: Cause::Deleted, last_lines: Vec::new() };
-            Verdict::Again(end)
-        }
+        Some(State::Leaves(_)) => Verdict::Again(End::by(Cause::Deleted)),
         Some(State::Ended(end)) => Verdict::Again(end),
     }
 }

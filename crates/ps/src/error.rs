@@ -134,14 +134,7 @@ impl Error {
 
     /// The message with those of all its sources, for a place that takes text only.
     pub fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut source = std::error::Error::source(self);
-        while let Some(error) = source {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            source = error.source();
-        }
-        text
+        elasticdl_spec::error::chain(self)
     }
 
     pub(crate) fn damaged(path: &Path, reason: impl Into<String>) -> Self {

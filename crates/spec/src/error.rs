@@ -1,4 +1,4 @@
-//! The three kinds of error, and the exit codes that follow from them.
+//! The three kinds of error, the exit codes that follow from them, and how an error is told in one line.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,4 +23,16 @@ impl Kind {
             Kind::Retry => 3,
         }
     }
+}
+
+/// The message of an error with those of all its sources, for a place that takes text only.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
 }

@@ -67,7 +67,7 @@ fn test() -> Result<()> {
 /// The tests that need a real cluster: one of this machine, or the one that the environment names.
 fn on_a_cluster() -> Result<()> {
     // One after the other: they make room scarce for each other on purpose.
-    let tests = ["--test", "kube", "--test", "kube_operator", "--", "--test-threads", "1"];
+    let tests = ["--test", "kube", "--", "--test-threads", "1"];
     // The whole workspace, as before: for one package alone cargo would choose other features and build all anew.
     let test = [&["test", "--workspace", "--locked"][..], &tests].concat();
     if std::env::var_os("ELASTICDL_TEST_KUBECONFIG").is_some() {

@@ -1,5 +1,5 @@
 //! Jobs on a real Kubernetes cluster: pods are killed, preempted, starved of memory and lost with their node, the
-//! master among them, and every record counts once.
+//! master among them, and every record counts once. [`operator`]: the same job as a resource.
 //!
 //! `cargo xtask test` starts a cluster for these tests and names it in `ELASTICDL_TEST_KUBECONFIG`. Set that
 //! yourself to use another one: then `ELASTICDL_TEST_VOLUME` is a volume that all nodes share and everybody may
@@ -11,6 +11,7 @@
     reason = "tests may panic, and these wait for other processes with a deadline"
 )]
 
+mod operator;
 mod place;
 
 use place::Place;
@@ -56,7 +57,9 @@ fn a_job_on_a_cluster_rides_through_everything() {
         assert!(told.split(' ').any(|word| word == reason), "{reason} in the events: {told}");
     }
     let left = "jsonpath={.items[?(@.metadata.labels.elasticdl\\.org/role!='master')].metadata.name}";
-    place.wait("the job's pods to go", || place.kubectl(&["get", "pods", "-o", left]).ok().trim().is_empty());
+    place.until("the job's pods to go", || {
+        place.kubectl(&["get", "pods", "-o", left]).ok().trim().is_empty().then_some(())
+    });
 }
 
 /// Something more important takes the room, and gives it back.

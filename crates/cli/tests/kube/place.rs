@@ -17,7 +17,8 @@ use world::{World, said, wait_for};
 /// Where a test takes place. Its namespace goes when it is dropped.
 pub struct Place {
     world: World,
-    namespace: String,
+    /// The namespace.
+    pub namespace: String,
     kubeconfig: PathBuf,
 }
 
@@ -40,11 +41,8 @@ impl Place {
 
     /// Writes a job file: a small model on synthetic data that is made on the volume.
     pub fn job(&self, name: &str, epochs: u32, workers: Value) -> String {
-        let mut kubernetes =
-            json!({ "namespace": self.namespace, "volumes": [self.volume()], "grace": "10s" });
-        if let Ok(image) = std::env::var("ELASTICDL_TEST_IMAGE") {
-            kubernetes["image"] = json!(image);
-        }
+        let mut kubernetes = self.kubernetes();
+        kubernetes["namespace"] = json!(self.namespace);
         let job = json!({
             "apiVersion": "elasticdl.org/v1", "kind": "ElasticJob", "metadata": { "name": name },
             "spec": {
@@ -62,6 +60,15 @@ impl Place {
         let file = format!("{name}.yaml");
         self.world.write(&file, &job.to_string());
         file
+    }
+
+    /// What a job says of the cluster.
+    pub fn kubernetes(&self) -> Value {
+        let mut kubernetes = json!({ "volumes": [self.volume()], "grace": "10s" });
+        if let Ok(image) = std::env::var("ELASTICDL_TEST_IMAGE") {
+            kubernetes["image"] = json!(image);
+        }
+        kubernetes
     }
 
     /// The shared volume, with a directory of its own for this test.
@@ -90,7 +97,8 @@ impl Place {
         said(&mut self.command(args))
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    /// The binary, pointed at the cluster.
+    pub fn command(&self, args: &[&str]) -> Command {
         let mut command = self.world.command(args);
         command.env("KUBECONFIG", &self.kubeconfig);
         command
@@ -110,9 +118,19 @@ impl Place {
 
     /// Makes an object.
     pub fn apply(&self, object: &Value) {
-        self.world.write("object.json", &object.to_string());
-        let file = self.world.path("object.json").display().to_string();
-        self.kubectl(&["apply", "-f", &file]).ok();
+        self.try_apply(object).ok();
+    }
+
+    /// Tries to make an object.
+    pub fn try_apply(&self, object: &Value) -> Said {
+        self.apply_text(&object.to_string())
+    }
+
+    /// Tries to make the objects of a manifest.
+    pub fn apply_text(&self, manifest: &str) -> Said {
+        self.world.write("manifest.yaml", manifest);
+        let file = self.world.path("manifest.yaml").display().to_string();
+        self.kubectl(&["apply", "--server-side", "--force-conflicts", "-f", &file])
     }
 
     /// The name of a running pod of a role.
@@ -125,9 +143,9 @@ impl Place {
         })
     }
 
-    /// Waits until something is so.
-    pub fn wait(&self, what: &str, is: impl Fn() -> bool) {
-        wait_for(what, || is().then_some(()));
+    /// Waits until something is seen.
+    pub fn until<T>(&self, what: &str, seen: impl FnMut() -> Option<T>) -> T {
+        wait_for(what, seen)
     }
 
     /// Ends a pod without a warning.
@@ -176,7 +194,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            for what in [&["get", "pods", "-o", "wide"][..], &["get", "events"]] {
+            for what in [&["get", "pods,elasticjobs", "-o", "wide"][..], &["get", "events"]] {
                 eprintln!("{}", self.kubectl(what).stdout);
             }
         }

@@ -1,38 +1,24 @@
-//! The operator on a real cluster: a job file is applied with kubectl, scaled, suspended and removed with kubectl,
-//! and rides through the deaths of its master and of an operator.
-//!
-//! `cargo xtask test` starts a cluster and names it in `ELASTICDL_TEST_KUBECONFIG`. Set that yourself to use another
-//! one: then `ELASTICDL_TEST_VOLUME` is a volume that all nodes share and everybody may write to (as JSON), and
-//! `ELASTICDL_TEST_IMAGE` an image with this version. Addresses of pods must be reachable from here.
+//! The operator: a job file is applied with kubectl, scaled, suspended and removed with kubectl, and rides through
+//! the deaths of its master and of an operator. Addresses of pods must be reachable from here.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::disallowed_methods,
-    reason = "tests may panic, and this one waits for other processes with a deadline"
-)]
-
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::ops::Deref;
+use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
 
-/// Nothing of what is waited for here takes longer, on a slow machine.
-const DEADLINE: Duration = Duration::from_secs(120);
+use crate::place::Place;
+
 /// Long enough for everything that is done to the job while it trains.
 const EPOCHS: u32 = 25;
 const ROWS: u64 = EPOCHS as u64 * 100_000;
-const LOOK: Duration = Duration::from_millis(200);
 
 #[test]
 fn jobs_are_resources() {
-    let Some(place) = Place::find() else { return };
+    let Some(place) = Place::find("operator") else { return };
+    let place = Resources::of(place);
     let first = place.operator();
-    place.until("the first operator to lead", || (place.holder() != "").then_some(()));
-    let leader = place.holder();
+    let leader =
+        place.until("the first operator to lead", || Some(place.holder()).filter(|name| !name.is_empty()));
     let second = place.operator();
 
     a_typo_is_told_with_the_nearest_key(&place);
@@ -45,8 +31,8 @@ fn jobs_are_resources() {
     drop(second);
 }
 
-fn a_typo_is_told_with_the_nearest_key(place: &Place) {
-    let mut typo = place.job("typo", 1);
+fn a_typo_is_told_with_the_nearest_key(place: &Resources) {
+    let mut typo = place.resource("typo", 1);
     typo["spec"]["train"]["lerning_rate"] = json!(0.1);
     place.apply(&typo);
     let valid = place.condition("typo", "Valid", "False");
@@ -55,13 +41,13 @@ fn a_typo_is_told_with_the_nearest_key(place: &Place) {
     place.kubectl(&["delete", "elasticjob", "typo", "--timeout=60s"]).ok();
 }
 
-fn a_job_is_followed_scaled_and_started_again(place: &Place) {
-    place.apply(&place.job("ctr", EPOCHS));
+fn a_job_is_followed_scaled_and_started_again(place: &Resources) {
+    place.apply(&place.resource("ctr", EPOCHS));
     place.phase("ctr", "Training");
-    let mut job = place.job("ctr", EPOCHS + 1);
+    let mut job = place.resource("ctr", EPOCHS + 1);
     let refused = place.try_apply(&job);
     assert!(refused.stderr.contains("train cannot change while the job is there"), "{}", refused.stderr);
-    job = place.job("ctr", EPOCHS);
+    job = place.resource("ctr", EPOCHS);
     job["spec"]["workers"]["min"] = json!(5);
     let refused = place.try_apply(&job);
     assert!(refused.stderr.contains("workers.min is more than workers.max"), "{}", refused.stderr);
@@ -69,16 +55,17 @@ fn a_job_is_followed_scaled_and_started_again(place: &Place) {
     place.kubectl(&["scale", "elasticjob", "ctr", "--replicas=2"]).ok();
     place.until("two workers", || (place.status("ctr")["workers"] == 2).then_some(()));
     let masters = "elasticdl.org/job=ctr,elasticdl.org/role=master";
+    let running = ["get", "pods", "-l", masters, "-o", "jsonpath={.items[*].metadata.uid}"];
+    let before = place.kubectl(&running).ok();
     place.kubectl(&["delete", "pod", "-l", masters, "--grace-period=0", "--force"]).ok();
     place.until("another master", || {
-        let status = place.status("ctr");
-        (status["restarts"] == 1 || place.pods(masters).contains("ctr-master")).then_some(())
+        Some(place.kubectl(&running).ok()).filter(|now| !now.is_empty() && *now != before)
     });
     place.condition("ctr", "Running", "True");
     place.until("two workers again", || (place.status("ctr")["workers"] == 2).then_some(()));
 }
 
-fn a_job_is_suspended_and_goes_on(place: &Place) {
+fn a_job_is_suspended_and_goes_on(place: &Resources) {
     place.kubectl(&["patch", "elasticjob", "ctr", "--type=merge", "-p", r#"{"spec":{"suspend":true}}"#]).ok();
     place.condition("ctr", "Suspended", "True");
     let records = place.status("ctr")["records"].as_u64().unwrap();
@@ -101,7 +88,7 @@ fn a_job_is_suspended_and_goes_on(place: &Place) {
     }
 }
 
-fn a_job_that_is_over_is_removed(place: &Place) {
+fn a_job_that_is_over_is_removed(place: &Resources) {
     place.kubectl(&["patch", "elasticjob", "ctr", "--type=merge", "-p", r#"{"spec":{"ttl":"1s"}}"#]).ok();
     place.kubectl(&["wait", "--for=delete", "elasticjob/ctr", "--timeout=60s"]).ok();
     place.until("everything of it to go", || {
@@ -110,39 +97,13 @@ fn a_job_that_is_over_is_removed(place: &Place) {
     });
 }
 
-fn a_deadline_fails_a_job(place: &Place) {
-    let mut job = place.job("late", 100);
+fn a_deadline_fails_a_job(place: &Resources) {
+    let mut job = place.resource("late", 100);
     job["spec"]["deadline"] = json!("8s");
     place.apply(&job);
     let failed = place.condition("late", "Failed", "True");
     assert_eq!(failed["reason"], "DeadlineExceeded", "{failed}");
     assert_eq!(place.pods("elasticdl.org/job=late").trim(), "");
-}
-
-/// A namespace of its own, which goes when this is dropped.
-struct Place {
-    namespace: String,
-    kubeconfig: PathBuf,
-    files: PathBuf,
-}
-
-/// What a program said.
-struct Said {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-impl Said {
-    fn of(output: Output) -> Said {
-        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-        Said { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
-    }
-
-    fn ok(self) -> String {
-        assert_eq!(self.code, Some(0), "{}{}", self.stdout, self.stderr);
-        self.stdout
-    }
 }
 
 /// An operator, killed when it is dropped.
@@ -155,35 +116,31 @@ impl Drop for Running {
     }
 }
 
-impl Place {
-    /// A fresh namespace of a cluster that knows the resource; `None` says aloud that the test is skipped.
-    fn find() -> Option<Place> {
-        let Some(kubeconfig) = std::env::var_os("ELASTICDL_TEST_KUBECONFIG") else {
-            eprintln!("skipped: ELASTICDL_TEST_KUBECONFIG names no cluster; `cargo xtask test` starts one");
-            return None;
-        };
-        let namespace = format!("op-test-{}", std::process::id());
-        let files = std::env::temp_dir().join(&namespace);
-        fs::create_dir_all(&files).unwrap();
-        let place = Place { namespace, kubeconfig: kubeconfig.into(), files };
-        place.kubectl(&["create", "namespace", &place.namespace]).ok();
-        let definition =
-            Command::new(env!("CARGO_BIN_EXE_elasticdl")).args(["operator", "crd", "--crd-only"]).output();
-        let file = place.write("crd.yaml", &Said::of(definition.unwrap()).ok());
-        place.kubectl(&["apply", "--server-side", "--force-conflicts", "-f", &file]).ok();
+/// A place whose cluster knows the resource.
+struct Resources(Place);
+
+impl Deref for Resources {
+    type Target = Place;
+
+    fn deref(&self) -> &Place {
+        &self.0
+    }
+}
+
+impl Resources {
+    fn of(place: Place) -> Resources {
+        let definition = place.elasticdl(&["operator", "crd", "--crd-only"]).ok();
+        place.apply_text(&definition).ok();
         let crd = "crd/elasticjobs.elasticdl.org";
         place.kubectl(&["wait", "--for=condition=Established", crd, "--timeout=60s"]).ok();
-        place.until("the namespace's account", || {
-            (place.kubectl(&["get", "serviceaccount", "default"]).code == Some(0)).then_some(())
-        });
-        Some(place)
+        Resources(place)
     }
 
     fn operator(&self) -> Running {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_elasticdl"));
-        command.args(["operator", "--namespace", &self.namespace]);
-        command.args(["--leader-elect", "--lease-namespace", &self.namespace]);
-        Running(command.env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null()).spawn().unwrap())
+        let namespace = &self.namespace;
+        let mut command = self.command(&["operator", "--namespace", namespace, "--leader-elect"]);
+        command.args(["--lease-namespace", namespace]);
+        Running(command.stdin(Stdio::null()).spawn().unwrap())
     }
 
     /// Who leads.
@@ -191,11 +148,7 @@ impl Place {
         self.kubectl(&["get", "lease", "elasticdl-operator", "-o", "jsonpath={.spec.holderIdentity}"]).stdout
     }
 
-    fn job(&self, name: &str, epochs: u32) -> Value {
-        let mut kubernetes = json!({ "volumes": [self.volume()], "grace": "5s" });
-        if let Ok(image) = std::env::var("ELASTICDL_TEST_IMAGE") {
-            kubernetes["image"] = json!(image);
-        }
+    fn resource(&self, name: &str, epochs: u32) -> Value {
         json!({
             "apiVersion": "elasticdl.org/v1", "kind": "ElasticJob", "metadata": { "name": name },
             "spec": {
@@ -211,46 +164,9 @@ impl Place {
                 "master": { "cpu": "100m", "memory": "128Mi" },
                 "checkpoint": { "every": "5s" },
                 "limits": { "orphan": "60s" },
-                "kubernetes": kubernetes,
+                "kubernetes": self.kubernetes(),
             },
         })
-    }
-
-    /// The shared volume, with a directory of its own for this test.
-    fn volume(&self) -> Value {
-        let text = std::env::var("ELASTICDL_TEST_VOLUME")
-            .expect("ELASTICDL_TEST_VOLUME says which volume pods share");
-        let mut volume: Value = serde_json::from_str(&text).unwrap();
-        if let Some(path) = volume["hostPath"]["path"].as_str() {
-            let own = PathBuf::from(path).join(&self.namespace);
-            fs::create_dir_all(&own).unwrap();
-            fs::set_permissions(&own, Permissions::from_mode(0o777)).unwrap();
-            volume["hostPath"]["path"] = json!(own);
-        }
-        volume["mountPath"] = json!("/shared");
-        volume
-    }
-
-    fn write(&self, name: &str, text: &str) -> String {
-        let path = self.files.join(name);
-        fs::write(&path, text).unwrap();
-        path.display().to_string()
-    }
-
-    fn apply(&self, object: &Value) {
-        self.try_apply(object).ok();
-    }
-
-    fn try_apply(&self, object: &Value) -> Said {
-        let file = self.write("object.json", &object.to_string());
-        self.kubectl(&["apply", "-f", &file])
-    }
-
-    fn kubectl(&self, args: &[&str]) -> Said {
-        let program = std::env::var_os("ELASTICDL_TEST_KUBECTL").unwrap_or_else(|| "kubectl".into());
-        let mut command = Command::new(program);
-        command.arg("--kubeconfig").arg(&self.kubeconfig).args(["--namespace", &self.namespace]).args(args);
-        Said::of(command.output().expect("kubectl is there"))
     }
 
     fn status(&self, job: &str) -> Value {
@@ -274,30 +190,14 @@ impl Place {
             conditions.find(|c| c["type"] == type_ && c["status"] == status).cloned()
         })
     }
-
-    fn until<T>(&self, what: &str, mut seen: impl FnMut() -> Option<T>) -> T {
-        let began = Instant::now();
-        loop {
-            if let Some(seen) = seen() {
-                return seen;
-            }
-            if began.elapsed() > DEADLINE {
-                let all = self.kubectl(&["get", "elasticjobs,pods,events", "-o", "wide"]).stdout;
-                panic!("waited in vain for {what}\n{all}");
-            }
-            thread::sleep(LOOK);
-        }
-    }
 }
 
-impl Drop for Place {
+impl Drop for Resources {
     fn drop(&mut self) {
         // No operator may be left to take a finalizer off, so the jobs let go themselves.
         let jobs = self.kubectl(&["get", "elasticjobs", "-o", "name"]).stdout;
         for job in jobs.split_whitespace() {
             self.kubectl(&["patch", job, "--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#]);
         }
-        self.kubectl(&["delete", "namespace", &self.namespace, "--wait=false"]);
-        let _ = fs::remove_dir_all(&self.files);
     }
 }
