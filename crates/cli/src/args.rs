@@ -532,6 +532,9 @@ pub struct Master {
     /// On kubernetes: remove the checkpoints of an earlier run from checkpoint.dir.
     #[arg(long)]
     pub fresh: bool,
+    /// On kubernetes: no more workers than that at first; the operator says so, and may change it.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub workers_allowed: Option<u32>,
 }
 
 /// Arguments of `tether`.

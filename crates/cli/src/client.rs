@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use elasticdl_master::status::{Event, ScaleRequest, Status, StopRequest, Wanted};
+use elasticdl_master::status::{AllowRequest, Event, ScaleRequest, Status, StopRequest, Wanted};
 use elasticdl_wire::{Identity, Token, tls};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -82,6 +82,11 @@ impl Client {
     /// Asks for so many workers, or for as many as are of use.
     pub fn scale(&self, workers: Wanted) -> anyhow::Result<()> {
         self.post("/v1/scale", &ScaleRequest { workers })
+    }
+
+    /// Allows so many workers, whatever is wanted.
+    pub fn allow(&self, workers: Option<u32>) -> anyhow::Result<()> {
+        self.post("/v1/allow", &AllowRequest { workers })
     }
 
     /// Asks the job to stop.

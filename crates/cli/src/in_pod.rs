@@ -58,7 +58,7 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
     let cluster = Cluster::find(None, std::env::var("POD_NAMESPACE").ok().as_deref()).await?;
     let (namespace, run) = (cluster.namespace.clone(), text("run")?);
     let owner = Some(cluster.owner(&spec.name).await?);
-    let job = Job { spec: spec.clone(), namespace, run, fresh: false, owner };
+    let job = Job { spec: spec.clone(), namespace, run, fresh: false, allowed: None, owner };
     let address = cluster.master_address(&spec.name).await?;
     let (pod_news_in, pod_news) = mpsc::unbounded_channel();
     let fleet = Fleet::watch(cluster.client(), job, address, pod_news_in).await?;
@@ -80,6 +80,7 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
         launcher: Box::new(Pods(fleet)),
         news,
         stops,
+        workers_allowed: args.workers_allowed,
         told: Some(told),
     };
     let outcome = elasticdl_master::run(config).await;
@@ -178,6 +179,8 @@ fn report(told: &Event) -> Option<Report> {
         epoch: (phase == resource::Phase::Done).then(|| number("epochs").unwrap_or(0) as u32),
         workers: 0,
         workers_wanted: 0,
+        workers_useful: None,
+        workers_allowed: None,
         auc: quality("auc"),
         logloss: quality("logloss"),
         error: text("error").map(Into::into),
@@ -189,8 +192,8 @@ fn story(told: &Event) -> Option<Story> {
     let asked = told.fields.get("asked").and_then(|v| v.as_bool()).unwrap_or(false);
     let failed = told.fields.get("outcome").and_then(|v| v.as_str()) == Some("failed");
     let warning = match told.event.as_str() {
-        "started" | "training" | "worker_joined" | "server_ready" | "scaled" | "checkpoint" | "replayed"
-        | "evaluated" | "exported" | "stopping" | "pending" => false,
+        "started" | "training" | "worker_joined" | "server_ready" | "scaled" | "allowed" | "checkpoint"
+        | "replayed" | "evaluated" | "exported" | "stopping" | "pending" => false,
         "worker_exited" | "server_exited" => !asked,
         "replay" | "silent" | "lease_expired" | "quarantined" | "warning" => true,
         "finished" => failed,

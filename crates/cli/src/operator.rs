@@ -127,6 +127,10 @@ impl Masters for Http {
             .map_err(|e| format!("{e:#}"))
     }
 
+    fn allow(&self, address: &str, secrets: &Secrets, workers: Option<u32>) -> Result<(), String> {
+        client(address, secrets).and_then(|client| client.allow(workers)).map_err(|e| format!("{e:#}"))
+    }
+
     fn stop(&self, address: &str, secrets: &Secrets) -> Result<(), String> {
         let stop = |client: Client| client.stop(StopRequest { now: false });
         client(address, secrets).and_then(stop).map_err(|e| format!("{e:#}"))
@@ -156,6 +160,8 @@ fn report(status: Status) -> Report {
         epoch: Some(status.epoch + 1),
         workers: status.workers.iter().filter(|worker| runs(&worker.state)).count() as u32,
         workers_wanted: status.workers_wanted,
+        workers_useful: Some(status.workers_useful),
+        workers_allowed: status.workers_allowed,
         auc: status.auc,
         logloss: status.logloss,
         error: status.error,

@@ -67,6 +67,7 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
         launcher: Box::new(launcher),
         news,
         stops,
+        workers_allowed: None,
         told: None,
     };
     // The client takes this for the sign that it can call.

@@ -99,7 +99,7 @@ pub async fn find(on: &OnCluster) -> anyhow::Result<Cluster> {
 /// The job as its objects say it; nothing owns them yet.
 pub fn job(cluster: &Cluster, record: &Record, on: &OnCluster) -> Job {
     let (namespace, run) = (cluster.namespace.clone(), on.run.clone());
-    Job { spec: record.job.clone(), namespace, run, fresh: on.fresh, owner: None }
+    Job { spec: record.job.clone(), namespace, run, fresh: on.fresh, allowed: None, owner: None }
 }
 
 /// The job with its objects made.

@@ -31,6 +31,8 @@ pub struct Config {
     pub news: mpsc::UnboundedReceiver<News>,
     /// A value here asks the job to stop, as `POST /v1/stop` does: signals, a client that went away.
     pub stops: mpsc::UnboundedReceiver<crate::status::StopRequest>,
+    /// No more workers than that at first, where somebody shares out the room: `POST /v1/allow` changes it.
+    pub workers_allowed: Option<u32>,
     /// Every event goes here too.
     pub told: Option<mpsc::UnboundedSender<crate::status::Event>>,
     /// What the data allows at best, where it carries a planted truth.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use elasticdl_spec::job::EvaluateSpec;
 use elasticdl_spec::scores::Scores;
 use elasticdl_spec::{LeaseId, Shard, TaskId, WorkerId};
 
@@ -13,9 +14,11 @@ use crate::tasks::{Held, Lease};
 pub struct Evaluation {
     shards: Vec<Shard>,
     indexed: bool,
-    every: Option<Duration>,
+    due: EvaluateSpec,
     /// When the last round ended, or training began.
     rested: Duration,
+    /// Batches that were trained when the last round began, or training did.
+    steps: u64,
     round: u32,
     running: Option<Round>,
 }
@@ -29,13 +32,14 @@ struct Round {
 }
 
 impl Evaluation {
-    /// No round yet; one each `every` while training.
-    pub fn new(every: Option<Duration>) -> Self {
+    /// No round yet; while training one whenever that is due.
+    pub fn new(due: EvaluateSpec) -> Self {
         Evaluation {
             shards: Vec::new(),
             indexed: false,
-            every,
+            due,
             rested: Duration::ZERO,
+            steps: 0,
             round: 0,
             running: None,
         }
@@ -66,18 +70,18 @@ impl Evaluation {
         &self.shards[task.shard as usize]
     }
 
-    /// Training begins now: the first interval is counted from here.
-    pub fn rest_from(&mut self, now: Duration) {
-        self.rested = now;
+    /// Training begins now, with so many batches trained before: the first interval is counted from here.
+    pub fn rest_from(&mut self, now: Duration, steps: u64) {
+        (self.rested, self.steps) = (now, steps);
     }
 
-    /// Whether a round on the interval is due.
-    pub fn is_due(&self, now: Duration) -> bool {
+    /// Whether a round is due while so many batches are trained. Those by number begin at multiples, as far as
+    /// that can be told, so that two runs can be compared.
+    pub fn is_due(&self, now: Duration, steps: u64) -> bool {
         let rested = now.saturating_sub(self.rested);
-        self.indexed
-            && self.has_data()
-            && self.running.is_none()
-            && self.every.is_some_and(|every| rested >= every)
+        let by_time = self.due.every.is_some_and(|every| rested >= every);
+        let by_steps = self.due.steps.is_some_and(|each| steps / each > self.steps / each);
+        self.indexed && self.has_data() && self.running.is_none() && (by_time || by_steps)
     }
 
     /// Whether a round is under way.
@@ -85,12 +89,18 @@ impl Evaluation {
         self.running.is_some()
     }
 
-    /// Begins a round; one under way is forgotten.
-    pub fn begin(&mut self) {
+    /// Begins a round with so many batches trained; one under way is forgotten.
+    pub fn begin(&mut self, steps: u64) {
+        self.steps = steps;
         assert!(self.indexed && self.has_data(), "a round needs its shards");
         self.round += 1;
         let todo = (0..self.shards.len() as u32).collect();
         self.running = Some(Round { todo, ..Round::default() });
+    }
+
+    /// Batches that were trained when the last round began.
+    pub fn steps(&self) -> u64 {
+        self.steps
     }
 
     /// Forgets the round under way.
@@ -198,7 +208,7 @@ mod tests {
     }
 
     fn evaluation() -> Evaluation {
-        let mut evaluation = Evaluation::new(Some(at(10)));
+        let mut evaluation = Evaluation::new(EvaluateSpec { every: Some(at(10)), steps: None });
         for n in 0..2 {
             let path = format!("v{n}");
             evaluation.add_shard(Shard { path, first: 0, records: Some(1), offset: 0, fingerprint: 0 });
@@ -216,9 +226,9 @@ mod tests {
     #[test]
     fn a_round_ends_when_its_last_task_is_scored_even_after_a_death() {
         let mut e = evaluation();
-        assert!(!e.is_due(at(9)) && e.is_due(at(10)));
-        e.begin();
-        assert!(!e.is_due(at(99)), "one round at a time");
+        assert!(!e.is_due(at(9), 0) && e.is_due(at(10), 0));
+        e.begin(0);
+        assert!(!e.is_due(at(99), 0), "one round at a time");
         let first = e.lease(at(10), lease_id(1), WorkerId(0)).unwrap();
         let second = e.lease(at(10), lease_id(2), WorkerId(1)).unwrap();
         assert_eq!(e.lease(at(10), lease_id(3), WorkerId(2)), None);
@@ -230,15 +240,27 @@ mod tests {
         assert_eq!(held, Held::Yes);
         let merged = merged.unwrap();
         assert_eq!((merged.records(), merged.auc()), (2, Some(1.0)));
-        assert!(!e.is_due(at(22)) && e.is_due(at(23)));
+        assert!(!e.is_due(at(22), 0) && e.is_due(at(23), 0));
+    }
+
+    #[test]
+    fn rounds_by_the_number_of_batches_begin_at_multiples() {
+        let mut e = evaluation();
+        e.due = EvaluateSpec { every: None, steps: Some(100) };
+        e.rest_from(at(0), 150);
+        assert!(!e.is_due(at(9999), 199) && e.is_due(at(0), 200));
+        e.begin(203);
+        e.abandon();
+        assert_eq!(e.steps(), 203);
+        assert!(!e.is_due(at(9999), 299) && e.is_due(at(0), 300), "not 303");
     }
 
     #[test]
     fn a_report_of_an_abandoned_round_is_not_counted() {
         let mut e = evaluation();
-        e.begin();
+        e.begin(0);
         let task = e.lease(at(0), lease_id(1), WorkerId(0)).unwrap();
-        e.begin();
+        e.begin(0);
         assert_eq!(e.finish(at(1), task, lease_id(1), &scores(0.5, 1.0)).0, Held::No);
         assert_eq!(e.progress(at(1), task, lease_id(1)), Held::No);
     }

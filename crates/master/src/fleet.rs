@@ -98,6 +98,8 @@ pub struct Fleet {
     workers: BTreeMap<u32, Member>,
     servers: BTreeMap<u32, Member>,
     workers_wanted: u32,
+    /// No more workers than that, whatever is wanted.
+    workers_allowed: Option<u32>,
     worker_next: u32,
     worker_deaths: Deaths,
     server_deaths: BTreeMap<u32, Deaths>,
@@ -114,6 +116,7 @@ impl Fleet {
             workers: BTreeMap::new(),
             servers: (0..servers).map(|id| (id, waiting)).collect(),
             workers_wanted: workers,
+            workers_allowed: None,
             worker_next: 0,
             worker_deaths: Deaths::default(),
             server_deaths: BTreeMap::new(),
@@ -157,13 +160,14 @@ impl Fleet {
                 orders.push(Order::Start { role: Role::Server, id });
             }
         }
-        while now >= self.worker_deaths.not_before && self.workers_kept() < self.workers_wanted {
+        let workers = self.workers_target();
+        while now >= self.worker_deaths.not_before && self.workers_kept() < workers {
             let id = self.worker_next;
             self.worker_next += 1;
             self.workers.insert(id, Member { state: State::Starting, pid: None, restarts: 0 });
             orders.push(Order::Start { role: Role::Worker, id });
         }
-        let surplus = self.workers_kept().saturating_sub(self.workers_wanted) as usize;
+        let surplus = self.workers_kept().saturating_sub(workers) as usize;
         let kept = self.workers.iter_mut().rev().filter(|(_, w)| w.state != State::Draining);
         for (&id, worker) in kept.take(surplus) {
             worker.state = State::Draining;
@@ -242,6 +246,11 @@ impl Fleet {
         self.workers_wanted = workers;
     }
 
+    /// No more workers than that from now on, whatever is wanted.
+    pub fn allow(&mut self, workers: Option<u32>) {
+        self.workers_allowed = workers;
+    }
+
     /// A worker leaves by itself at the end of its work: its exit is no death.
     pub fn leaving(&mut self, role: Role, id: u32) {
         if let Some(member) = self.member_mut(role, id) {
@@ -257,6 +266,16 @@ impl Fleet {
     /// Workers wanted.
     pub fn workers_wanted(&self) -> u32 {
         self.workers_wanted
+    }
+
+    /// Workers allowed, where somebody shares out the room.
+    pub fn workers_allowed(&self) -> Option<u32> {
+        self.workers_allowed
+    }
+
+    /// Workers that there are to be: as many as are wanted and allowed.
+    pub fn workers_target(&self) -> u32 {
+        self.workers_wanted.min(self.workers_allowed.unwrap_or(u32::MAX))
     }
 
     /// The workers there are.
@@ -291,6 +310,19 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_more_workers_than_allowed_whatever_is_wanted() {
+        let mut fleet = running();
+        fleet.allow(Some(1));
+        assert_eq!(fleet.reconcile(at(2)), [Order::Stop { role: Role::Worker, id: 1, pid: 21 }]);
+        fleet.scale(4);
+        assert_eq!((fleet.reconcile(at(3)), fleet.workers_target()), (vec![], 1));
+        assert_eq!(fleet.exited(at(4), Role::Worker, 1, 21, Fault::Own), Some(true));
+        fleet.allow(None);
+        let three = [2, 3, 4].map(|id| start(Role::Worker, id));
+        assert_eq!((fleet.reconcile(at(5)), fleet.workers_target()), (three.to_vec(), 4));
+    }
 
     fn start(role: Role, id: u32) -> Order {
         Order::Start { role, id }

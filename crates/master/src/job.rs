@@ -87,6 +87,8 @@ pub enum Event {
     Waits(Waits),
     /// So many workers, please, or as many as are of use.
     Scale(Ticket, Wanted),
+    /// No more workers than that, whatever is wanted; `None`: as many as are wanted.
+    Allow(Ticket, Option<u32>),
     /// Stop.
     Stop(StopRequest),
     /// Time has passed.
@@ -262,6 +264,8 @@ pub struct Start {
     pub exports: bool,
     /// Which master this is.
     pub term: u64,
+    /// No more workers than that at first.
+    pub workers_allowed: Option<u32>,
 }
 
 impl Job {
@@ -291,7 +295,7 @@ impl Job {
             phase: Phase::Starting,
             error: None,
             tasks,
-            evaluation: Evaluation::new(job.evaluate.every),
+            evaluation: Evaluation::new(job.evaluate.clone()),
             fleet: Fleet::new(job.servers.count, workers, job.limits.restarts),
             useful,
             told: 0,
@@ -327,6 +331,7 @@ impl Job {
             goes_on: !book.is_empty(),
             plan,
         };
+        made.fleet.allow(start.workers_allowed);
         made.adopt(&book);
         made
     }
@@ -357,6 +362,7 @@ impl Job {
             Event::Exited(exit) => self.exited(now, exit, effects),
             Event::Waits(waits) => self.waits(waits, effects),
             Event::Scale(ticket, wanted) => self.scale(now, ticket, wanted, effects),
+            Event::Allow(ticket, workers) => self.allow(now, ticket, workers, effects),
             Event::Stop(stop) => self.stop(now, stop, effects),
             Event::Tick => self.tick(now, effects),
         }

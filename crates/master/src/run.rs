@@ -136,6 +136,7 @@ fn prepare(config: &mut Config, checkpoint_dir: &Path) -> Result<(Ledger, Start)
         committed,
         best: config.best,
         exports: config.export.is_some(),
+        workers_allowed: config.workers_allowed,
     };
     Ok((ledger, start))
 }

@@ -19,11 +19,11 @@ use elasticdl_wire::control::{
     TopologyRequest,
 };
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::job::{Answer, Caller, Event, Need, Ticket};
-use crate::status::{self, ScaleRequest, Status, StopRequest};
+use crate::status::{self, AllowRequest, ScaleRequest, Status, StopRequest};
 
 /// Something for the loop.
 pub enum Input {
@@ -122,6 +122,7 @@ pub fn router(token: Token, inputs: mpsc::UnboundedSender<Input>, log: EventLog)
         .route("/v1/status", get(get_status))
         .route("/v1/events", get(get_events))
         .route("/v1/scale", post(post_scale))
+        .route("/v1/allow", post(post_allow))
         .route("/v1/stop", post(post_stop))
         .with_state(shared);
     tonic::service::Routes::new(grpc)
@@ -169,8 +170,18 @@ async fn get_events(State(shared): State<Shared>, Query(query): Query<EventsQuer
 }
 
 async fn post_scale(State(shared): State<Shared>, Json(scale): Json<ScaleRequest>) -> Response {
-    match shared.ask(move |ticket| Event::Scale(ticket, scale.workers)).await {
-        Ok(_) => Json(json!({"workers": scale.workers})).into_response(),
+    let workers = json!({"workers": scale.workers});
+    noted(shared.ask(move |ticket| Event::Scale(ticket, scale.workers)).await, workers)
+}
+
+async fn post_allow(State(shared): State<Shared>, Json(allow): Json<AllowRequest>) -> Response {
+    let workers = json!({"workers": allow.workers});
+    noted(shared.ask(move |ticket| Event::Allow(ticket, allow.workers)).await, workers)
+}
+
+fn noted(outcome: Result<Answer, tonic::Status>, body: Value) -> Response {
+    match outcome {
+        Ok(_) => Json(body).into_response(),
         Err(status) if status.code() == tonic::Code::FailedPrecondition => {
             (StatusCode::BAD_REQUEST, Json(json!({"error": status.message()}))).into_response()
         }

@@ -75,6 +75,12 @@ pub struct Status {
     /// Why so many, where the master itself finds out how many are of use.
     #[serde(default)]
     pub workers_why: Option<String>,
+    /// How many the job could do with at this moment, if there were room.
+    #[serde(default)]
+    pub workers_useful: u32,
+    /// No more than that are started, whatever is wanted: who shares out the room of a cluster says so.
+    #[serde(default)]
+    pub workers_allowed: Option<u32>,
     /// The workers there are.
     pub workers: Vec<Process>,
     /// The servers there are.
@@ -146,8 +152,8 @@ pub struct Process {
 /// `unix_ms`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
-    /// What: started, indexed, training, leasing, progress, evaluated, checkpoint, scaled, worker_started,
-    /// worker_joined, worker_exited, server_started, server_ready, server_exited, pending, silent, replay, replayed,
+    /// What: started, indexed, training, leasing, progress, evaluated, checkpoint, scaled, allowed,
+    /// worker_started, worker_joined, worker_exited, server_started, server_ready, server_exited, pending, silent, replay, replayed,
     /// task_goes_on, lease_expired, quarantined, warning, stopping, exported, finished.
     pub event: String,
     /// Its number, from 1, without holes.
@@ -167,6 +173,13 @@ pub struct Event {
 pub struct ScaleRequest {
     /// Workers wanted: a number, or "auto".
     pub workers: Wanted,
+}
+
+/// Body of `POST /v1/allow`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AllowRequest {
+    /// No more workers than that, whatever is wanted; `null`: as many as are wanted.
+    pub workers: Option<u32>,
 }
 
 /// How many workers somebody wants.

@@ -85,6 +85,11 @@ pub enum Reason {
     Max,
 }
 
+/// The smallest step from so many workers: see [`GAIN`].
+fn grain(workers: u32) -> u32 {
+    (workers / 8).max(1)
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -138,6 +143,15 @@ impl Useful {
     /// So many workers to ask for, and why.
     pub fn target(&self) -> Target {
         self.target
+    }
+
+    /// So many workers may be of use soon, in whatever number they come: while that is being found out, any
+    /// number up to `max`; later on those that are, and what the next look may try.
+    pub fn most(&self) -> u32 {
+        match self.target.reason {
+            Reason::Enough => (self.target.workers + grain(self.target.workers)).min(self.max),
+            Reason::Measures | Reason::Tries { .. } | Reason::Max => self.max,
+        }
     }
 
     /// So many workers are at work, and so many records have been trained so far. To be called at all news of
@@ -242,7 +256,7 @@ impl Useful {
         // Looking again is done in small steps: it is not likely that much has changed.
         let again = self.stay.found.is_some_and(|(found, _)| found == best);
         let stride = if again { best.div_ceil(4) } else { best };
-        let grain = (best / 8).max(1);
+        let grain = grain(best);
 
         // If each worker added as much as those before, so many would be as fast as the fastest. So no fewer
         // than that, less the tolerance, can be enough; and it is not worth looking where this saves next to

@@ -1,6 +1,6 @@
 //! Edge: the operator. Watches the resources and the masters' pods, and does what [`reconcile`] decides.
 //!
-//! What it costs the API server: two watches, of the resources and of masters' pods. A job that runs is looked at
+//! What it costs the API server: four watches, of the resources, of masters' pods, of nodes and of all pods. A job that runs is looked at
 //! every five seconds by a call to its master, which the API server does not see; its status is written only where
 //! it changed, so at most once in five seconds. A job that rests or is over costs nothing, one that cannot begin a
 //! read a minute.
@@ -17,8 +17,8 @@ use std::time::{Duration, SystemTime};
 
 use elasticdl_spec::{JobSpec, Kind};
 use elasticdl_wire::Identity;
+use futures::StreamExt;
 use futures::channel::mpsc;
-use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
@@ -30,14 +30,17 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
+use crate::capacity::{Capacity, asks};
 use crate::cluster::{Cluster, leader};
 use crate::error::{Error, Result};
 use crate::manifest::{Job, MASTER_PORT, Secrets, TLS_FILES};
 use crate::names;
+use crate::negotiate::Grant;
 use crate::reconcile::{self, Action, Decision, FINALIZER, Seen};
 use crate::recorder::{self, Story};
 use crate::report::{Masters, Report};
 use crate::resource::{ElasticJob, JobStatus};
+use crate::sharing::Key;
 use crate::supervise::{is_overdue, long_dead};
 
 /// So many jobs are looked at at the same time.
@@ -60,10 +63,14 @@ pub async fn run(
     end: impl Future<Output = ()> + Send + Sync + 'static,
 ) -> Result<()> {
     let jobs: Api<ElasticJob> = api(&client, namespace);
-    jobs.list(&ListParams::default().limit(1)).await.map_err(Error::api("listing the ElasticJobs"))?;
-    let (pods, touched) = watch_masters(&client, namespace).await?;
+    let known = jobs.list(&ListParams::default()).await.map_err(Error::api("listing the ElasticJobs"))?;
+    let (tell, touched) = mpsc::unbounded();
+    let pods = watch_masters(&client, namespace, tell.clone()).await?;
+    let capacity = Capacity::watch(&client, &known.items, tell).await?;
+    let touched = touched.map(|key: Key| ObjectRef::new(&key.name).within(&key.namespace));
     let recorder = recorder::recorder(client.clone(), std::env::var("POD_NAME").ok());
-    let operator = Arc::new(Operator { client, masters, pods, recorder, secrets: Mutex::default() });
+    let operator =
+        Arc::new(Operator { client, masters, pods, capacity, recorder, secrets: Mutex::default() });
     info!(namespace = namespace.unwrap_or("all"), "looking after ElasticJobs");
     Controller::new(jobs, watcher::Config::default())
         .with_config(controller::Config::default().concurrency(JOBS_AT_ONCE))
@@ -85,23 +92,23 @@ where
     }
 }
 
-/// The pods of all masters, kept up to date, and whose changed.
+/// The pods of all masters, kept up to date; tells whose changed.
 async fn watch_masters(
     client: &Client,
     namespace: Option<&str>,
-) -> Result<(Store<Pod>, impl Stream<Item = ObjectRef<ElasticJob>> + Send + use<>)> {
+    tell: mpsc::UnboundedSender<Key>,
+) -> Result<Store<Pod>> {
     let (store, writer) = reflector::store();
     let config = watcher::Config::default().labels(&format!("{},{}=master", names::JOB, names::ROLE));
     let events = watcher(api::<Pod>(client, namespace), config).default_backoff().reflect(writer);
-    let (tell, touched) = mpsc::unbounded();
     tokio::spawn(async move {
         let mut events = std::pin::pin!(events.touched_objects());
         while let Some(event) = events.next().await {
             match event {
                 Ok(pod) => {
-                    let (job, namespace) = (job_of(&pod), pod.namespace().unwrap_or_default());
+                    let job = Key { namespace: pod.namespace().unwrap_or_default(), name: job_of(&pod) };
                     // Nobody listens any more where the operator ends.
-                    let _ = tell.unbounded_send(ObjectRef::new(&job).within(&namespace));
+                    let _ = tell.unbounded_send(job);
                 }
                 Err(error) => warn!(%error, "the watch of the masters' pods is cut off"),
             }
@@ -116,7 +123,7 @@ async fn watch_masters(
         seconds: 0,
         why: String::new(),
     })?;
-    Ok((store, touched))
+    Ok(store)
 }
 
 fn job_of(pod: &Pod) -> String {
@@ -128,6 +135,8 @@ struct Operator {
     client: Client,
     masters: Arc<dyn Masters>,
     pods: Store<Pod>,
+    /// Shares out the room; `None` where the account may not see it.
+    capacity: Option<Arc<Capacity>>,
     recorder: Recorder,
     /// Of jobs, by their uid: they do not change in the life of one.
     secrets: Mutex<BTreeMap<String, Secrets>>,
@@ -182,6 +191,7 @@ impl Operator {
         if let Some(secrets) = &secrets {
             seen.report = self.report(&seen.masters, secrets).await;
         }
+        seen.grant = self.grant(job, &seen);
         let mut decision = reconcile::decide(job, &seen, now);
         if decision.actions.contains(&Action::Start) {
             // The watch may lag behind what we did a moment ago; two masters are one too many.
@@ -237,6 +247,7 @@ impl Operator {
             Action::Prepare => self.prepare(job, cluster).await.map(|_| ()),
             Action::Start => {
                 let made = self.prepare(job, cluster).await?;
+                let made = Job { allowed: seen.grant.as_ref().map(|grant| grant.workers.max(1)), ..made };
                 let pod = cluster.start_master(&made).await?;
                 info!(job = job.name_any(), pod, "master started");
                 for name in long_dead(&seen.masters) {
@@ -249,12 +260,24 @@ impl Operator {
                 self.call(seen, secrets, move |masters, at, secrets| masters.scale(at, secrets, workers))
                     .await
             }
+            Action::Allow(workers) => {
+                let workers = *workers;
+                self.call(seen, secrets, move |masters, at, secrets| masters.allow(at, secrets, workers))
+                    .await
+            }
             Action::Stop => self.call(seen, secrets, |masters, at, secrets| masters.stop(at, secrets)).await,
             Action::DeleteMasters => delete(cluster, &seen.masters, Timestamp::now()).await,
             Action::DeleteMembers => {
                 delete(cluster, &cluster.pods(&job.name_any()).await?, Timestamp::now()).await
             }
         }
+    }
+
+    /// How many workers the job may have, where somebody shares out the room.
+    fn grant(&self, job: &ElasticJob, seen: &Seen) -> Option<Grant> {
+        let useful = seen.report.as_ref().and_then(|report| report.workers_useful);
+        let ask = asks(job, useful).filter(|_| !seen.taken);
+        self.capacity.as_ref().and_then(|capacity| capacity.ask(&Key::of(job), ask))
     }
 
     fn jobs(&self, cluster: &Cluster) -> Api<ElasticJob> {
@@ -310,7 +333,8 @@ impl Operator {
         };
         let owner = job.controller_owner_ref(&());
         let run = job.uid().unwrap_or_default();
-        let made = Job { spec, namespace: cluster.namespace.clone(), run, fresh: false, owner };
+        let made =
+            Job { spec, namespace: cluster.namespace.clone(), run, fresh: false, allowed: None, owner };
         let anchor = cluster.prepare(&made, &secrets).await?;
         self.known().insert(job.uid().unwrap_or_default(), secrets);
         Ok(Job { owner: Some(anchor), ..made })

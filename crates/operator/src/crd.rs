@@ -230,6 +230,7 @@ fn status() -> Value {
             "records": number("Records trained."),
             "epoch": number("The epoch being trained, from 1."),
             "workers": number("Workers that run."),
+            "workersGranted": number("Workers that it may have: no more are started."),
             "auc": text("AUC of the last evaluation."),
             "logloss": text("Logloss of the last evaluation."),
             "error": text("Why the job failed, or does not begin."),
@@ -244,7 +245,7 @@ fn status() -> Value {
             "restartTime": time("When that was."),
             "conditions": {
                 "type": "array",
-                "description": "Valid, Running, Suspended, Complete, Failed.",
+                "description": "Valid, Admitted, Running, Suspended, Complete, Failed.",
                 "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["type"],
                 "items": {

@@ -56,6 +56,8 @@ fn rights() -> Vec<Value> {
         // To own the Secret in a way that holds the resource back until the Secret is gone.
         rule(GROUP, &["elasticjobs/finalizers"], &["update"]),
         rule("", &["pods"], &["create", "delete", "list", "watch"]),
+        // To know how much room there is to share out.
+        rule("", &["nodes"], &["list", "watch"]),
         rule("", &["secrets"], &["get", "create", "patch"]),
         // To be the controller of what the Secret owns.
         rule("", &["secrets/finalizers"], &["update"]),

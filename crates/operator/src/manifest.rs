@@ -39,6 +39,8 @@ pub struct Job {
     pub run: String,
     /// Whether checkpoints of an earlier run are to be removed.
     pub fresh: bool,
+    /// No more workers than that at first, where somebody shares out the room.
+    pub allowed: Option<u32>,
     /// What owns the objects.
     pub owner: Option<OwnerReference>,
 }
@@ -133,6 +135,10 @@ impl Job {
         let mut args = vec!["master", "--on", "kubernetes", "--job-dir", &dir, "--listen", &listen];
         if self.fresh {
             args.push("--fresh");
+        }
+        let allowed = self.allowed.map(|workers| workers.to_string());
+        if let Some(workers) = &allowed {
+            args.extend(["--workers-allowed", workers]);
         }
         let anchor = names::anchor(&self.spec.name);
         let account = self.spec.kubernetes.service_account.as_deref().unwrap_or(&anchor);

@@ -128,6 +128,21 @@ pub enum Reason {
     TooLarge,
 }
 
+impl Reason {
+    /// It in a word, for programs.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Reason::Enough => "Enough",
+            Reason::Share { .. } => "Share",
+            Reason::Least => "Least",
+            Reason::NoRoom => "NoRoom",
+            Reason::Behind { .. } => "Behind",
+            Reason::Outranked => "Outranked",
+            Reason::TooLarge => "TooLarge",
+        }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -311,7 +326,8 @@ impl Table<'_> {
                 counts[n] += 1;
                 if self.less(&counts).is_none() {
                     counts[n] -= 1;
-                    open.retain(|&m| m != n);
+                    // Whether pods fit does not depend on whose they are.
+                    open.retain(|&m| self.seats[m].job.worker != self.seats[n].job.worker);
                     self.raise(&mut counts, limits, &open);
                 }
             }

@@ -14,6 +14,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
 use crate::names;
+use crate::negotiate::Grant;
 use crate::pod::{Cause, End, Wait};
 use crate::recorder::Story;
 use crate::report::Report;
@@ -45,6 +46,8 @@ pub struct Seen {
     pub report: Option<Report>,
     /// Whether another job of its name is there, which no resource describes.
     pub taken: bool,
+    /// How many workers it may have; `None`: nobody shares out the room.
+    pub grant: Option<Grant>,
 }
 
 /// Something to do, in this order.
@@ -62,6 +65,8 @@ pub enum Action {
     Start,
     /// Ask the master for so many workers.
     Scale(u32),
+    /// Allow the master so many workers, whatever it wants; `None`: as many as it wants.
+    Allow(Option<u32>),
     /// Ask the master to stop after a checkpoint.
     Stop,
     /// Delete the pods of the masters, so that they start no others.
@@ -90,6 +95,16 @@ pub fn needs_members(job: &ElasticJob, now: Timestamp) -> bool {
     job.metadata.deletion_timestamp.is_some()
         || status.stopping_since.is_some()
         || (!is_over(&status) && job.resolve().is_ok_and(|spec| ends(&spec.kubernetes.care)))
+}
+
+/// Whether a job runs, or is to as soon as there is room. One that is being stopped has its pods for as long as they
+/// last, and asks for nothing.
+pub fn wants_room(job: &ElasticJob, spec: &JobSpec) -> bool {
+    let status = job.status.clone().unwrap_or_default();
+    job.metadata.deletion_timestamp.is_none()
+        && !is_over(&status)
+        && status.stopping_since.is_none()
+        && !spec.kubernetes.care.suspend
 }
 
 /// What is to be done about a job.
@@ -292,6 +307,10 @@ impl Deciding<'_> {
 
     /// The job runs, or is to.
     fn lead(&mut self, spec: &JobSpec, changed: bool) {
+        let verdict = verdict(&self.seen.masters);
+        if !self.admit() && verdict == Verdict::Start {
+            return;
+        }
         if self.status().holds("Suspended") {
             self.hold("Suspended", false, "Resumed", "");
             self.tell("Resumed", "the job goes on from its ledger", false);
@@ -299,7 +318,7 @@ impl Deciding<'_> {
         if self.status().start_time.is_none() {
             self.decision.status.start_time = Some(self.now.clone());
         }
-        match verdict(&self.seen.masters) {
+        match verdict {
             Verdict::Start => {
                 self.start();
                 self.tell("Started", "a master is started", false);
@@ -314,6 +333,25 @@ impl Deciding<'_> {
             Verdict::Over(..) => unreachable!("the outcome was looked at before"),
         }
         self.look_before_deadline(spec);
+    }
+
+    /// Whether there is room for the job. One that has a master keeps it in any case.
+    fn admit(&mut self) -> bool {
+        let Some(grant) = &self.seen.grant else { return true };
+        let (admitted, message) = (grant.workers > 0, grant.reason.to_string());
+        self.decision.status.workers_granted = Some(grant.workers);
+        let known = self.status().condition("Admitted");
+        let news = known.is_none_or(|known| known.message != message || known.status == "True");
+        self.hold("Admitted", admitted, grant.reason.word(), &message);
+        if !admitted && self.seen.masters.is_empty() {
+            if news {
+                self.tell("Waiting", &message, false);
+            }
+            self.decision.status.phase = Some(Phase::Pending);
+            self.hold("Running", false, "Waiting", &message);
+            self.again(LOOK_STUCK);
+        }
+        admitted
     }
 
     fn start(&mut self) {
@@ -344,6 +382,11 @@ impl Deciding<'_> {
         let first = self.status().restart_records.is_none_or(|before| report.records > before);
         if self.status().restarts_in_row > 0 && first {
             self.decision.status.restarts_in_row = 0;
+        }
+        let allowed = self.seen.grant.as_ref().map(|grant| grant.workers.max(1));
+        let ends = matches!(report.phase, Phase::Stopping | Phase::Saving);
+        if allowed != report.workers_allowed && !ends {
+            self.act(Action::Allow(allowed));
         }
         let wanted = spec.workers.count.map(|count| count.min(spec.workers.max));
         let other = wanted.filter(|wanted| *wanted != report.workers_wanted);

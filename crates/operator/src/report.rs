@@ -26,6 +26,12 @@ pub struct Report {
     /// Workers wanted.
     #[serde(default)]
     pub workers_wanted: u32,
+    /// How many it could do with, if there were room.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers_useful: Option<u32>,
+    /// No more than that are started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers_allowed: Option<u32>,
     /// Of the last evaluation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auc: Option<f64>,
@@ -70,6 +76,13 @@ pub trait Masters: Send + Sync + 'static {
     /// It does not answer, or refuses; in words.
     fn scale(&self, address: &str, secrets: &Secrets, workers: u32) -> Result<(), String>;
 
+    /// Allows it so many workers, whatever it wants; `None`: as many as it wants.
+    ///
+    /// # Errors
+    ///
+    /// It does not answer, or refuses; in words.
+    fn allow(&self, address: &str, secrets: &Secrets, workers: Option<u32>) -> Result<(), String>;
+
     /// Asks it to stop after a checkpoint.
     ///
     /// # Errors
@@ -91,6 +104,8 @@ mod tests {
             epoch: Some(1),
             workers: 0,
             workers_wanted: 0,
+            workers_useful: None,
+            workers_allowed: None,
             auc: Some(0.75),
             logloss: None,
             error: Some("ü".repeat(5000)),

@@ -6,6 +6,7 @@ use elasticdl_spec::JobSpec;
 use elasticdl_spec::resolve::{API_VERSION, Inputs, KIND, Problem, Problems, resolve};
 use elasticdl_wire::control::Role;
 use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::{Resource, ResourceExt};
 use serde::{Deserialize, Serialize};
@@ -58,6 +59,9 @@ pub struct JobStatus {
     /// Workers that run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workers: Option<u32>,
+    /// Workers that it may have: no more are started. None: nobody shares out the room.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workers_granted: Option<u32>,
     /// Of the last evaluation, for people: four places.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auc: Option<String>,
@@ -106,7 +110,7 @@ fn is_zero(n: &u32) -> bool {
 /// Where a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
-    /// It does not begin: something is wrong with it.
+    /// It does not begin: something is wrong with it, or there is no room.
     Pending,
     /// Its master or its servers start.
     Starting,
@@ -153,7 +157,7 @@ impl Phase {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// What: Valid, Running, Suspended, Complete, Failed.
+    /// What: Valid, Admitted, Running, Suspended, Complete, Failed.
     #[serde(rename = "type")]
     pub type_: String,
     /// `True` or `False`.
@@ -202,15 +206,20 @@ impl ElasticJob {
     }
 }
 
-/// What Kubernetes would not take of a job's pods, before any is made.
-fn unmakable(spec: &JobSpec, namespace: &str) -> Vec<Problem> {
+/// The pods of a master, a server and a worker as the job would have them.
+pub(crate) fn pods_of(spec: &JobSpec, namespace: &str) -> [crate::Result<Pod>; 3] {
     let (spec, namespace) = (spec.clone(), namespace.to_string());
-    let job = Job { spec, namespace, run: String::new(), fresh: false, owner: None };
+    let job = Job { spec, namespace, run: String::new(), fresh: false, allowed: None, owner: None };
     let member = |role| {
         let (name, master) = ("pod".to_string(), String::new());
         job.member(&Member { role, id: 0, launch: 0, name, master, high: false, memory_deaths: 0 })
     };
-    let pods = [job.master(0), member(Role::Server), member(Role::Worker)];
+    [job.master(0), member(Role::Server), member(Role::Worker)]
+}
+
+/// What Kubernetes would not take of a job's pods, before any is made.
+fn unmakable(spec: &JobSpec, namespace: &str) -> Vec<Problem> {
+    let pods = pods_of(spec, namespace);
     let problem = |error: Error| Problem { place: "spec".into(), what: error.chain(), hint: None };
     pods.into_iter().filter_map(Result::err).map(problem).collect()
 }

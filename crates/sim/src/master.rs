@@ -152,6 +152,7 @@ impl World {
             checkpoint_age: Duration::ZERO,
             best: None,
             exports: false,
+            workers_allowed: None,
             term,
         });
         let master = self.masters.len();

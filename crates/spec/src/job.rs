@@ -182,6 +182,9 @@ pub enum OptimizerSpec {
 pub struct EvaluateSpec {
     /// `evaluate.every`: an evaluation each so often while training; `None`: only at the end.
     pub every: Option<Duration>,
+    /// `evaluate.steps`: an evaluation whenever so many more batches are trained.
+    #[serde(default)]
+    pub steps: Option<u64>,
 }
 
 /// The workers.

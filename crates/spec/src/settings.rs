@@ -246,6 +246,12 @@ pub const SETTINGS: &[Setting] = &[
         "Judge the model so often while it trains; unset: only at the end.",
     ),
     setting(
+        "evaluate.steps",
+        Rule::Count { min: 1, max: u64::MAX },
+        Unset,
+        "Judge the model whenever so many more batches are trained; unset: not by their number.",
+    ),
+    setting(
         "workers.count",
         Rule::Count { min: 1, max: 1024 },
         Unset,

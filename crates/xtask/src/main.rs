@@ -1,7 +1,8 @@
 //! Chores of the project: `cargo xtask test`, `bench`, `kube` and `image`.
 #![expect(clippy::disallowed_methods, reason = "it tells how long its steps take")]
 
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -66,12 +67,9 @@ fn test() -> Result<()> {
 
 /// The tests that need a real cluster: one of this machine, or the one that the environment names.
 fn on_a_cluster() -> Result<()> {
-    // One after the other: they make room scarce for each other on purpose.
-    let tests = ["--test", "kube", "--", "--test-threads", "1"];
-    // The whole workspace, as before: for one package alone cargo would choose other features and build all anew.
-    let test = [&["test", "--workspace", "--locked"][..], &tests].concat();
+    let tests = built_test("kube")?;
     if std::env::var_os("ELASTICDL_TEST_KUBECONFIG").is_some() {
-        return step("test on the cluster of ELASTICDL_TEST_KUBECONFIG", &test);
+        return run_test("test on the cluster of ELASTICDL_TEST_KUBECONFIG", &tests, &[]);
     }
     let scratch = tempfile::tempdir().context("making a directory for the image")?;
     let image = scratch.path().join("elasticdl.tar");
@@ -82,9 +80,35 @@ fn on_a_cluster() -> Result<()> {
         bail!("no image could be made");
     }
     let environment = kube::up_for_tests(&[image])?;
-    let outcome = step_in("test on a real cluster", &test, &environment);
+    let outcome = run_test("test on a real cluster", &tests, &environment);
     // What failed is worth more than what went wrong on the way down.
     outcome.and(kube::down_after_tests())
+}
+
+/// The program of an integration test. The whole workspace is built for it, as for all tests: asked for this one
+/// alone cargo would choose other features of dependencies, and build them anew.
+fn built_test(name: &str) -> Result<PathBuf> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["test", "--workspace", "--locked", "--no-run", "--message-format", "json"]);
+    let built = cargo.stderr(Stdio::inherit()).output().context("building the tests")?;
+    if !built.status.success() {
+        bail!("the tests could not be built");
+    }
+    let artifacts = built.stdout.split(|byte| *byte == b'\n');
+    let artifacts = artifacts.filter_map(|line| serde_json::from_slice::<serde_json::Value>(line).ok());
+    let found = artifacts.into_iter().find_map(|artifact| {
+        let wanted = artifact["target"]["name"] == name && artifact["target"]["kind"][0] == "test";
+        artifact["executable"].as_str().filter(|_| wanted).map(PathBuf::from)
+    });
+    found.with_context(|| format!("cargo built no test called {name}"))
+}
+
+/// Runs the tests of a program one after the other: they make room scarce for each other on purpose.
+fn run_test(name: &str, program: &Path, environment: &[(&str, String)]) -> Result<()> {
+    println!("== {name}: {}", program.display());
+    let mut command = Command::new(program);
+    command.args(["--test-threads", "1"]).envs(environment.iter().map(|(name, value)| (*name, value)));
+    timed(name, &mut command)
 }
 
 /// A component of the toolchain, installed where it is missing.
@@ -107,17 +131,13 @@ fn ensure_component(component: &str) -> Result<()> {
 
 /// Runs cargo and says how long it took.
 fn step(name: &str, arguments: &[&str]) -> Result<()> {
-    step_in(name, arguments, &[])
+    println!("== {name}: cargo {}", arguments.join(" "));
+    timed(name, Command::new(env!("CARGO")).args(arguments))
 }
 
-/// The same, with variables set.
-fn step_in(name: &str, arguments: &[&str], environment: &[(&str, String)]) -> Result<()> {
-    println!("== {name}: cargo {}", arguments.join(" "));
+fn timed(name: &str, command: &mut Command) -> Result<()> {
     let began = Instant::now();
-    let variables = environment.iter().map(|(name, value)| (*name, value.as_str()));
-    let mut command = Command::new(env!("CARGO"));
-    let status = command.args(arguments).envs(variables).status();
-    if !status.with_context(|| format!("running {name}"))?.success() {
+    if !command.status().with_context(|| format!("running {name}"))?.success() {
         bail!("{name} failed");
     }
     println!("== {name}: done in {:.0} s", began.elapsed().as_secs_f64());

@@ -193,6 +193,9 @@ fn workers_head(status: &Status, shown: usize) -> String {
     if there != status.workers_wanted as usize {
         text.push_str(&format!(" of {} wanted", status.workers_wanted));
     }
+    if let Some(allowed) = status.workers_allowed.filter(|allowed| *allowed < status.workers_wanted) {
+        text.push_str(&format!(", room for {allowed}"));
+    }
     if shown < there {
         text.push_str(&format!(", {shown} shown"));
     }
@@ -271,6 +274,8 @@ pub(super) mod tests {
             tasks: TaskCounts::default(),
             workers_wanted: 3,
             workers_why: None,
+            workers_useful: 3,
+            workers_allowed: None,
             workers: vec![
                 Process { task: Some("train/0/17".into()), ..member(0, "working", 61_000) },
                 Process { restarts: 1, ..member(2, "starting", 0) },

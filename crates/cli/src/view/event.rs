@@ -54,6 +54,10 @@ pub fn text(event: &Event) -> Option<String> {
             format!("batch {} of task {} is set aside: {}", text("batch"), text("task"), text("error"))
         }
         "scaled" => scaled(event),
+        "allowed" => match number("to") {
+            Some(workers) => format!("there is room for {workers} workers"),
+            None => "the number of workers is not limited any more".into(),
+        },
         "lease_expired" => {
             format!("worker-{} lost task {}: no batch for too long", text("worker"), text("task"))
         }
@@ -159,6 +163,8 @@ mod tests {
             { "event": "scaled", "from": 2, "to": 4, "automatic": true, "reason": "tries whether that is better than 2" },
             { "event": "scaled", "from": 2, "to": 1 },
             { "event": "scaled", "from": 4, "to": 4, "reason": "somebody asked for so many, and no others are tried from now on" },
+            { "event": "allowed", "from": null, "to": 3 },
+            { "event": "allowed", "from": 3, "to": null },
             { "event": "exported", "output": { "path": "model/x", "rows": 1000 } },
             { "event": "brand_new", "what": 1.5 },
         ]);

@@ -168,8 +168,12 @@ fn a_job_with_a_limit_alone_asks_for_as_many_workers_as_are_of_use_until_somebod
 fn a_stopped_job_resumes_where_its_checkpoint_is_and_trains_each_record_once() {
     let world = World::with_data(60_000);
     let file = world.job("ctr", "train: { batch: 128, epochs: 4 }\nworkers: { count: 1 }");
-    let mut job = world.start(&["train", &file]);
+    // Slow enough to be stopped in the middle, whatever else the machine does.
+    let mut command = world.command(&["train", &file, "--json"]);
+    command.env("ELASTICDL_FAILPOINTS", "worker.compute=sleep:10ms@every").stdout(Stdio::piped());
+    let mut job = Running::following(command.spawn().unwrap());
     job.until_training();
+    job.until("records", |e| e["event"] == "progress");
     world.run(&["stop", "ctr"]).ok();
     let (stopped, _) = job.end();
     let before = stopped["records"].as_u64().unwrap();

@@ -28,6 +28,7 @@ fn jobs_are_resources() {
     assert_ne!(place.holder(), leader, "the second operator leads now");
     a_job_that_is_over_is_removed(&place);
     a_deadline_fails_a_job(&place);
+    a_late_job_is_let_in_and_the_room_is_evened_out(&place);
     drop(second);
 }
 
@@ -104,6 +105,46 @@ fn a_deadline_fails_a_job(place: &Resources) {
     let failed = place.condition("late", "Failed", "True");
     assert_eq!(failed["reason"], "DeadlineExceeded", "{failed}");
     assert_eq!(place.pods("elasticdl.org/job=late").trim(), "");
+}
+
+/// Goal: the cluster is full of one job, and another one of its kind need not wait for its end.
+fn a_late_job_is_let_in_and_the_room_is_evened_out(place: &Resources) {
+    let job = |name: &str, workers: Value| {
+        let mut job = place.resource(name, 1000);
+        job["spec"]["workers"] = json!({ "cpu": "400m", "memory": "256Mi" });
+        for (setting, value) in workers.as_object().unwrap() {
+            job["spec"]["workers"][setting] = value.clone();
+        }
+        job
+    };
+    let granted = |name: &str| place.status(name)["workersGranted"].as_u64().unwrap_or(0);
+    let alone = |name: &str| {
+        place.until("the room to be one job's", || {
+            let (has, granted) = (place.status(name)["workers"].as_u64(), granted(name));
+            Some(granted).filter(|_| granted > 2 && has == Some(granted))
+        })
+    };
+    place.apply(&job("first", json!({ "count": 16, "max": 16 })));
+    let all = alone("first");
+    assert!(all < 16, "the cluster is too small for all of them: {all}");
+
+    place.apply(&job("gang", json!({ "min": 16, "count": 16, "max": 16 })));
+    let waits = place.condition("gang", "Admitted", "False");
+    assert_eq!(waits["reason"], "TooLarge", "{waits}");
+    assert_eq!(place.pods("elasticdl.org/job=gang").trim(), "", "nothing of it is made");
+    place.kubectl(&["delete", "elasticjob", "gang", "--timeout=60s"]).ok();
+
+    place.apply(&job("second", json!({ "count": 16, "max": 16 })));
+    place.phase("second", "Training");
+    place.until("an even share", || {
+        let (first, second) = (granted("first"), granted("second"));
+        let even = first.abs_diff(second) <= 1 && first + second + 1 >= all;
+        let has = |name: &str| place.status(name)["workers"].as_u64() == Some(granted(name));
+        (even && has("first") && has("second")).then_some(())
+    });
+    place.kubectl(&["delete", "elasticjob", "first", "--timeout=60s"]).ok();
+    assert_eq!(alone("second"), all, "what the first had is the second's");
+    place.kubectl(&["delete", "elasticjob", "second", "--timeout=60s"]).ok();
 }
 
 /// An operator, killed when it is dropped.

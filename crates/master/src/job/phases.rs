@@ -55,7 +55,7 @@ impl Job {
                 self.phase = Phase::Training;
                 if self.training.is_none() {
                     self.training = Some((now, None, self.tasks.records()));
-                    self.evaluation.rest_from(now);
+                    self.evaluation.rest_from(now, self.steps());
                 }
                 effects.push(Effect::Emit("training", fields([("records", json!(self.tasks.records()))])));
             }
@@ -69,8 +69,8 @@ impl Job {
             }
             Phase::Training => {
                 self.measure(now, effects);
-                if self.evaluation.is_due(now) {
-                    self.evaluation.begin();
+                if self.evaluation.is_due(now, self.steps()) {
+                    self.evaluation.begin(self.steps());
                 }
                 if self.checkpoints.is_due(now) {
                     self.begin_checkpoint(now, effects);
@@ -86,6 +86,11 @@ impl Job {
         }
     }
 
+    /// Batches trained so far, by their records.
+    fn steps(&self) -> u64 {
+        self.tasks.records() / self.plan.job.train.batch.max(1) as u64
+    }
+
     /// The final checkpoint is committed: judge it, or go on.
     fn after_save(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         if self.exporting {
@@ -96,7 +101,7 @@ impl Job {
         }
         if self.evaluation.has_data() && !self.evaluated_last {
             self.phase = Phase::Evaluating;
-            self.evaluation.begin();
+            self.evaluation.begin(self.steps());
         } else {
             self.after_evaluation(now, effects);
         }

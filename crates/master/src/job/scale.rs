@@ -54,6 +54,32 @@ impl Job {
         effects.push(Effect::Answer(ticket, Answer::Noted));
     }
 
+    /// Who shares out the room says how many workers the job may have.
+    pub(super) fn allow(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        workers: Option<u32>,
+        effects: &mut Vec<Effect>,
+    ) {
+        if workers == Some(0) {
+            let reason = "no worker at all is allowed; stop the job instead".to_string();
+            return effects.push(Effect::Answer(ticket, Answer::Refused(reason)));
+        }
+        if workers != self.fleet.workers_allowed() {
+            let facts = fields([("from", json!(self.fleet.workers_allowed())), ("to", json!(workers))]);
+            self.fleet.allow(workers);
+            self.reconcile(now, effects);
+            effects.push(Effect::Emit("allowed", facts));
+        }
+        effects.push(Effect::Answer(ticket, Answer::Noted));
+    }
+
+    /// How many workers the job could do with at this moment, if there were room.
+    pub(super) fn workers_useful(&self) -> u32 {
+        self.useful.as_ref().map_or(self.fleet.workers_wanted(), Useful::most)
+    }
+
     /// Sees what those who are there get done, and asks for another number of workers where that may pay.
     pub(super) fn measure(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let disturbed = self.is_disturbed();

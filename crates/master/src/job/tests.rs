@@ -63,6 +63,7 @@ impl World {
             committed,
             best: Some(Best { logloss: 0.4, auc: 0.8 }),
             exports,
+            workers_allowed: None,
         });
         let running = book.processes.values();
         let running = running.map(|p| ((Role::from(p.role) as i32, p.id), p.process.pid)).collect();

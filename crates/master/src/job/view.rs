@@ -34,6 +34,8 @@ pub fn status(job: &Job, now: Duration) -> Status {
         bad_records: job.tasks.bad_records(),
         tasks: job.tasks.counts(),
         workers_wanted: job.fleet.workers_wanted(),
+        workers_useful: job.workers_useful(),
+        workers_allowed: job.fleet.workers_allowed(),
         workers_why: job.useful.as_ref().map(|useful| useful.target().reason.to_string()),
         workers: processes(job, Role::Worker),
         servers: processes(job, Role::Server),

@@ -241,6 +241,7 @@ impl Job {
                 ("calibration", json!(scores.calibration())),
                 ("records", json!(scores.records())),
                 ("trained", json!(self.tasks.records())),
+                ("steps", json!(self.evaluation.steps())),
                 ("last", json!(last)),
             ]),
         ));

@@ -30,7 +30,7 @@ fn job(flags: &[(&str, &str)]) -> Job {
     let flags = flags.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
     let spec = resolve(&Inputs { file: Some(FILE), flags, ..Inputs::default() }).unwrap().job;
     let owner = OwnerReference { name: "ctr-elasticdl".into(), uid: "u".into(), ..OwnerReference::default() };
-    Job { spec, namespace: "ads".into(), run: "r1".into(), fresh: false, owner: Some(owner) }
+    Job { spec, namespace: "ads".into(), run: "r1".into(), fresh: false, allowed: None, owner: Some(owner) }
 }
 
 fn member(role: Role) -> Member {

@@ -56,8 +56,31 @@ impl Resources {
         )
     }
 
+    /// The larger amount of each.
+    pub(crate) fn or_more(&self, other: &Resources) -> Resources {
+        let mut most = self.clone();
+        most.cpu_millis = most.cpu_millis.max(other.cpu_millis);
+        most.memory_bytes = most.memory_bytes.max(other.memory_bytes);
+        for (name, &amount) in &other.extended {
+            let most = most.extended.entry(name.clone()).or_default();
+            *most = amount.max(*most);
+        }
+        most
+    }
+
+    /// What is left once that much is used.
+    pub(crate) fn less(&self, used: &Resources) -> Resources {
+        let mut left = self.clone();
+        left.cpu_millis = left.cpu_millis.saturating_sub(used.cpu_millis);
+        left.memory_bytes = left.memory_bytes.saturating_sub(used.memory_bytes);
+        for (name, amount) in &mut left.extended {
+            *amount = amount.saturating_sub(used.extended(name));
+        }
+        left
+    }
+
     /// All of these together.
-    pub(super) fn sum<'a>(all: impl IntoIterator<Item = &'a Resources>) -> Resources {
+    pub(crate) fn sum<'a>(all: impl IntoIterator<Item = &'a Resources>) -> Resources {
         all.into_iter().fold(Resources::default(), |mut sum, each| {
             sum.cpu_millis = sum.cpu_millis.saturating_add(each.cpu_millis);
             sum.memory_bytes = sum.memory_bytes.saturating_add(each.memory_bytes);

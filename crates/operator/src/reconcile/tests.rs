@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::negotiate::Reason;
 
 const START: i64 = 1_800_000_000;
 
@@ -13,6 +14,7 @@ struct World {
     second: i64,
     masters_made: u32,
     workers_asked: Option<u32>,
+    workers_allowed: Option<u32>,
     told: Vec<String>,
     /// Whether the resource is gone.
     removed: bool,
@@ -36,6 +38,8 @@ fn report(phase: Phase, records: u64, workers_wanted: u32) -> Report {
         epoch: Some(1),
         workers: workers_wanted,
         workers_wanted,
+        workers_useful: None,
+        workers_allowed: None,
         auc: None,
         logloss: None,
         error: None,
@@ -54,6 +58,7 @@ impl World {
             second: 0,
             masters_made: 0,
             workers_asked: None,
+            workers_allowed: None,
             told: Vec::new(),
             removed: false,
         }
@@ -75,6 +80,7 @@ impl World {
                     self.masters_made += 1;
                 }
                 Action::Scale(workers) => self.workers_asked = Some(*workers),
+                Action::Allow(workers) => self.workers_allowed = *workers,
                 Action::Stop => self.end(0, &report(Phase::Stopped, 500, 0).to_line()),
                 Action::DeleteMasters => self.seen.masters.clear(),
                 Action::DeleteMembers => self.seen.members = 0,
@@ -409,4 +415,57 @@ fn a_pod_that_waits_says_why() {
         serde_json::from_value(json!({ "phase": "Pending", "conditions": conditions })).unwrap();
     world.look();
     assert_eq!(world.status().condition("Running").unwrap().message, why);
+}
+
+fn grant(workers: u32, reason: Reason) -> Option<Grant> {
+    Some(Grant { job: "ads/ctr".into(), workers, reason })
+}
+
+#[test]
+fn a_job_for_which_there_is_no_room_waits_without_a_pod_and_starts_when_there_is() {
+    let mut world = World::new(spec());
+    world.seen.grant = grant(0, Reason::NoRoom);
+    assert_eq!(world.look().actions, [Action::Hold]);
+    world.second = 100;
+    assert_eq!(world.look().actions, []);
+    assert_eq!((world.phase(), &world.told), (Phase::Pending, &vec!["Waiting".to_string()]));
+    let waits = world.status().condition("Admitted").unwrap();
+    assert_eq!((waits.status.as_str(), waits.reason.as_str()), ("False", "NoRoom"));
+    assert_eq!((world.status().workers_granted, &world.status().start_time), (Some(0), &None));
+    world.seen.grant = grant(2, Reason::Enough);
+    assert_eq!(world.look().actions, [Action::Start]);
+    assert!(world.status().holds("Admitted"));
+    let began = world.status().start_time.as_ref().unwrap().0.as_second();
+    assert_eq!(began, START + 100, "the deadline counts from here");
+}
+
+#[test]
+fn a_master_is_allowed_what_was_agreed_and_keeps_running_whatever_that_is() {
+    let mut world = World::training(spec());
+    world.seen.grant = grant(1, Reason::Share { jobs: 2 });
+    assert_eq!(world.look().actions, [Action::Allow(Some(1))]);
+    world.seen.report = Some(Report { workers_allowed: Some(1), ..report(Phase::Training, 200, 2) });
+    assert_eq!(world.look().actions, [], "it has heard");
+    world.seen.grant = grant(0, Reason::Outranked);
+    assert_eq!(world.look().actions, []);
+    assert_eq!(world.phase(), Phase::Training);
+    world.seen.grant = None;
+    assert_eq!(world.look().actions, [Action::Allow(None)], "nobody shares out the room any more");
+    assert_eq!(world.workers_allowed, None);
+}
+
+#[test]
+fn only_jobs_that_run_or_are_to_are_at_the_table() {
+    let mut world = World::training(spec());
+    let wants = |world: &World| wants_room(&world.job, &world.job.resolve().unwrap());
+    assert!(wants(&world));
+    world.set("suspend", true.into());
+    assert!(!wants(&world));
+    world.set("suspend", false.into());
+    world.end(0, &report(Phase::Done, 1000, 0).to_line());
+    world.look();
+    assert!(!wants(&world), "it is over");
+    let mut gone = World::training(spec());
+    gone.delete();
+    assert!(!wants(&gone));
 }

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{Resolver, Source};
+use crate::amount;
 use crate::job::{
     CheckpointSpec, DataSpec, EvaluateSpec, JobSpec, LimitsSpec, ModelSpec, OptimizerSpec, SecuritySpec,
     ServersSpec, TrainSpec, WorkersSpec, Zoo,
@@ -28,6 +29,7 @@ pub fn cross_check(resolver: &mut Resolver) {
         resolver.problem("spec.servers.count", what, hint);
     }
     check_workers(resolver, &values);
+    check_limits(resolver, &values);
     check_volumes(resolver, &values);
     if values.get("data.train").is_some_and(|(v, _)| v.as_array().is_some_and(Vec::is_empty)) {
         resolver.problem("spec.data.train", "no file is named".into(), Some("name a path or a glob".into()));
@@ -60,6 +62,25 @@ fn check_workers(resolver: &mut Resolver, values: &Values) {
     {
         let what = format!("at least {min} workers are more than spec.workers.max: {max}");
         resolver.problem("spec.workers.min", what, Some("lower it, or raise spec.workers.max".into()));
+    }
+}
+
+/// What a pod is allowed is at least what it asks for: Kubernetes would refuse the pod.
+fn check_limits(resolver: &mut Resolver, values: &Values) {
+    for (role, what) in
+        ["master", "servers", "workers"].into_iter().flat_map(|role| [(role, "cpu"), (role, "memory")])
+    {
+        let amount = |path: &str| values.get(path).and_then(|(v, _)| v.as_str()).map(str::to_owned);
+        let (path, limit_path) = (format!("{role}.{what}"), format!("{role}.{what}_limit"));
+        let (Some(asked), Some(limit)) = (amount(&path), amount(&limit_path)) else { continue };
+        if amount::parse(&limit) < amount::parse(&asked) {
+            let told = format!("{limit} is less than spec.{path}: {asked}");
+            resolver.problem(
+                &format!("spec.{limit_path}"),
+                told,
+                Some(format!("raise it, or lower spec.{path}")),
+            );
+        }
     }
 }
 
@@ -172,7 +193,7 @@ pub fn job(values: &Values) -> JobSpec {
             seed: get(v, "train.seed"),
             staleness: option(v, "train.staleness"),
         },
-        evaluate: EvaluateSpec { every: duration(v, "evaluate.every") },
+        evaluate: EvaluateSpec { every: duration(v, "evaluate.every"), steps: option(v, "evaluate.steps") },
         workers: WorkersSpec {
             count: workers_count(v),
             max: get(v, "workers.max"),

@@ -153,6 +153,15 @@ fn the_number_of_workers_is_given_or_found_out_below_a_given_limit() {
 }
 
 #[test]
+fn a_pod_is_allowed_what_it_asks_for() {
+    assert_eq!(
+        with(&[("workers.cpu", "400m"), ("workers.cpu_limit", "0.1")]).unwrap_err(),
+        "spec.workers.cpu_limit: 0.1 is less than spec.workers.cpu: 400m\n  hint: raise it, or lower spec.workers.cpu"
+    );
+    assert!(with(&[("servers.memory", "1Gi"), ("servers.memory_limit", "1024Mi")]).is_ok());
+}
+
+#[test]
 fn numbers_of_workers_that_contradict_each_other_are_told() {
     let (count, max) = (("workers.count", "3"), ("workers.max", "2"));
     assert_eq!(
