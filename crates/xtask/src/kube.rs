@@ -42,7 +42,7 @@ pub enum Kube {
     Down(Down),
     /// Tell what runs.
     Status(Status),
-    /// Power a real node off or on.
+    /// Power a real node off or on, or cut it off while it goes on.
     #[command(subcommand)]
     Node(Power),
     /// Give every real node an image from an OCI archive.
@@ -100,7 +100,7 @@ pub struct Status {
     json: bool,
 }
 
-/// What happens to a node's power.
+/// What happens to a node's power or cable.
 #[derive(Debug, Subcommand)]
 pub enum Power {
     /// Cut its cable and kill everything on it, at once.
@@ -110,6 +110,16 @@ pub enum Power {
     },
     /// Start it again with what its disk holds.
     On {
+        /// n1, or just 1
+        node: String,
+    },
+    /// Cut its cable; everything on it goes on.
+    Cut {
+        /// n1, or just 1
+        node: String,
+    },
+    /// Put the cable back, and wait until it is ready.
+    Mend {
         /// n1, or just 1
         node: String,
     },
@@ -136,6 +146,8 @@ pub fn run(chore: Kube) -> Result<()> {
         Kube::Status(how) => status::print(how.json),
         Kube::Node(Power::Off { node }) => Cluster::running()?.power_off(&node),
         Kube::Node(Power::On { node }) => Cluster::running()?.power_on(&node),
+        Kube::Node(Power::Cut { node }) => Cluster::running()?.cut(&node),
+        Kube::Node(Power::Mend { node }) => Cluster::running()?.mend(&node),
         Kube::Load(wanted) => Cluster::running()?.load(&wanted.images),
         Kube::Check => check::check(),
     }

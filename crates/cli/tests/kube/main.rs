@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 #[test]
 fn a_job_on_a_cluster_rides_through_everything() {
     let Some(place) = Place::find("ride") else { return };
-    let job = place.job("ride", 60, json!({ "count": 2, "max": 2, "cpu": "400m", "memory": "256Mi" }));
+    let job = place.job("ride", 120, json!({ "count": 2, "max": 2, "cpu": "400m", "memory": "256Mi" }));
     let mut running = place.train(&job);
     running.until_training();
 
@@ -45,6 +45,7 @@ fn a_job_on_a_cluster_rides_through_everything() {
     preempted(&place, &mut running);
     if place.can_power_nodes() {
         node_lost(&place, &mut running);
+        master_cut_off(&place, &mut running);
     }
 
     let (finished, code) = running.end();
@@ -125,6 +126,29 @@ fn node_lost(place: &Place, running: &mut place::Running) {
     }
     running.until_training();
     place.power(&node, "on");
+}
+
+/// Goal: the master's node is cut off, and so its pod hangs in Terminating while its process goes on, with the ledger's
+/// volume at hand. The next one leads from the other node, and the old one changes nothing any more.
+fn master_cut_off(place: &Place, running: &mut place::Running) {
+    let master = |field: &str| {
+        let running = format!("jsonpath={{.items[?(@.status.phase=='Running')].{field}}}");
+        place.kubectl(&["get", "pods", "-l", "elasticdl.org/role=master", "-o", &running]).ok().trim().to_string()
+    };
+    let (old, node) = (master("metadata.name"), master("spec.nodeName"));
+    assert_eq!(old.split(' ').count(), 1, "one master leads: {old}");
+    place.power(&node, "cut");
+    running.until("the next master", |e| e["event"] == "started");
+    let status = |what: &str| place.kubectl(&["get", "pod", &old, "-o", &format!("jsonpath={{{what}}}")]).ok();
+    assert_ne!(status(".metadata.deletionTimestamp"), "", "it hangs in Terminating");
+    assert_eq!(status(".status.phase"), "Running");
+    running.until_training();
+    running.until("records under the next master", |e| e["event"] == "progress");
+    place.power(&node, "mend");
+    place.until("the old one to go", || {
+        let there = place.kubectl(&["get", "pod", &old, "--ignore-not-found", "-o", "name"]).ok();
+        there.trim().is_empty().then_some(())
+    });
 }
 
 /// A worker that needs more memory than it was given gets more.

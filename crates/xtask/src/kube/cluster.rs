@@ -159,6 +159,26 @@ impl Cluster {
         self.wait_for_node(&name, &before)
     }
 
+    /// Cuts a node off; what runs there goes on, and nobody hears of it.
+    pub fn cut(&mut self, node: &str) -> Result<()> {
+        let index = node::index(node, self.state.shape.nodes)?;
+        let name = node::name(index);
+        ensure!(self.state.node_is_on(&name), "{name} is off");
+        network::cut(index)?;
+        self.progress.say(&format!("{name} is cut off"));
+        Ok(())
+    }
+
+    /// Puts a node's cable back, and waits until it is ready.
+    pub fn mend(&mut self, node: &str) -> Result<()> {
+        let index = node::index(node, self.state.shape.nodes)?;
+        let name = node::name(index);
+        ensure!(self.state.node_is_on(&name), "{name} is off");
+        let before = self.last_word(&name)?.heard;
+        network::mend(index)?;
+        self.wait_for_node(&name, &before)
+    }
+
     /// Gives every node that is on an image.
     pub fn load(&self, images: &[PathBuf]) -> Result<()> {
         self.import(&resolved(images)?)?;
