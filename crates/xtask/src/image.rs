@@ -28,7 +28,7 @@ pub struct Options {
 /// Builds the program and lets it write its own image.
 pub fn image(options: &Options) -> Result<()> {
     let (host, target) = (host()?, target_directory()?);
-    let mut build = cargo();
+    let mut build = crate::cargo();
     build.args(["build", "--release", "--locked", "--package", "elasticdl-cli", "--target", &host]);
     // With a target named, this is for the program alone and not for what runs during the build.
     build.env("RUSTFLAGS", rustflags(env::var("RUSTFLAGS").ok().as_deref()));
@@ -51,10 +51,6 @@ fn rustflags(given: Option<&str>) -> String {
     given.filter(|given| !given.is_empty()).map_or(wanted.into(), |given| format!("{given} {wanted}"))
 }
 
-fn cargo() -> Command {
-    Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-}
-
 /// What this machine is called by the compiler.
 fn host() -> Result<String> {
     let output = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
@@ -67,7 +63,7 @@ fn host() -> Result<String> {
 }
 
 fn target_directory() -> Result<PathBuf> {
-    let output = cargo()
+    let output = crate::cargo()
         .args(["metadata", "--no-deps", "--format-version", "1"])
         .output()
         .context("run cargo metadata")?;

@@ -88,7 +88,7 @@ fn on_a_cluster() -> Result<()> {
 /// The program of an integration test. The whole workspace is built for it, as for all tests: asked for this one
 /// alone cargo would choose other features of dependencies, and build them anew.
 fn built_test(name: &str) -> Result<PathBuf> {
-    let mut cargo = Command::new(env!("CARGO"));
+    let mut cargo = cargo();
     cargo.args(["test", "--workspace", "--locked", "--no-run", "--message-format", "json"]);
     let built = cargo.stderr(Stdio::inherit()).output().context("building the tests")?;
     if !built.status.success() {
@@ -114,8 +114,7 @@ fn run_test(name: &str, program: &Path, environment: &[(&str, String)]) -> Resul
 /// A component of the toolchain, installed where it is missing.
 fn ensure_component(component: &str) -> Result<()> {
     let tool = if component == "rustfmt" { "fmt" } else { component };
-    let there =
-        Command::new(env!("CARGO")).args([tool, "--version"]).output().is_ok_and(|out| out.status.success());
+    let there = cargo().args([tool, "--version"]).output().is_ok_and(|out| out.status.success());
     if there {
         return Ok(());
     }
@@ -129,10 +128,23 @@ fn ensure_component(component: &str) -> Result<()> {
     Ok(())
 }
 
+/// Cargo, as a person would start it. What the cargo that runs this program says of it goes: build scripts of
+/// dependencies would take it for a change, and half of the tree would be built anew.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(env!("CARGO"));
+    let ours = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(ours) {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
+}
+
 /// Runs cargo and says how long it took.
 fn step(name: &str, arguments: &[&str]) -> Result<()> {
     println!("== {name}: cargo {}", arguments.join(" "));
-    timed(name, Command::new(env!("CARGO")).args(arguments))
+    timed(name, cargo().args(arguments))
 }
 
 fn timed(name: &str, command: &mut Command) -> Result<()> {

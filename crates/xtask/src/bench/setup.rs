@@ -71,8 +71,7 @@ impl Setup {
 }
 
 fn release_binary(root: &Path) -> Result<PathBuf> {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build = Command::new(cargo);
+    let mut build = crate::cargo();
     build.current_dir(root).args(["build", "--release", "--package", "elasticdl-cli"]);
     succeed(build.stdout(Stdio::null()), "build the release binary")?;
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir));
