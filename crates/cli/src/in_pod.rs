@@ -35,15 +35,17 @@ use crate::{check, print, roles, truth};
 
 /// What a master that was told to end exits with: another one is to go on, which is no outcome of the job.
 const TERMINATED: i32 = 143;
-/// What is in this file when a pod ends is told with its status.
+/// What is in this file when a pod ends is told with its status; a variable names it where it is another one.
 const LAST_MESSAGE: &str = "/dev/termination-log";
+const LAST_MESSAGE_VARIABLE: &str = "ELASTICDL_TERMINATION_LOG";
 /// How long the last events may take to be told.
 const FAREWELL: Duration = Duration::from_secs(3);
 
 /// `master --on kubernetes`.
 pub async fn master(args: Master) -> anyhow::Result<Exit> {
     end_on_sigterm()?;
-    let secrets = Path::new(SECRETS);
+    // The job's token and certificate are files of one secret, which is mounted in one place.
+    let secrets = args.tls_dir.clone().unwrap_or_else(|| SECRETS.into());
     let text = |name: &str| {
         let path = secrets.join(name);
         fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
@@ -151,7 +153,8 @@ async fn tell(cluster: Cluster, mut events: mpsc::UnboundedReceiver<Event>) {
         }
         if let Some(report) = report(&event) {
             // Only the operator reads it, and it has the exit code to go by.
-            let _ = fs::write(LAST_MESSAGE, report.to_line());
+            let file = variable(LAST_MESSAGE_VARIABLE).unwrap_or_else(|| LAST_MESSAGE.into());
+            let _ = fs::write(file, report.to_line());
         }
         if let Some(story) = story(&event) {
             let _ = stories_in.send(story);

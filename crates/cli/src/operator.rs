@@ -3,15 +3,19 @@
 use std::fs;
 use std::future::pending;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use elasticdl_master::status::{Phase, Status, StopRequest, Wanted};
 use elasticdl_operator::cluster::Cluster;
 use elasticdl_operator::lease::Lead;
 use elasticdl_operator::manifest::Secrets;
+use elasticdl_operator::metrics::Metrics;
 use elasticdl_operator::report::{Masters, Report};
 use elasticdl_operator::{Error, controller, crd, deploy, resource};
 use elasticdl_wire::{Identity, Token};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -19,6 +23,10 @@ use crate::args::{Crd, Operator, OperatorFiles};
 use crate::client::Client;
 use crate::fault::{Exit, Fault};
 use crate::{print, tether, wait};
+
+/// Requests for metrics are short, and are there at once.
+const REQUEST_MAX: usize = 4096;
+const REQUEST_TIME: Duration = Duration::from_secs(2);
 
 /// `operator`, or the files that it needs.
 pub fn command(args: Operator) -> anyhow::Result<Exit> {
@@ -44,9 +52,19 @@ fn files(args: &Crd) -> anyhow::Result<Exit> {
 }
 
 async fn operate(args: Operator) -> anyhow::Result<Exit> {
-    let cluster =
-        Cluster::find(args.context.as_deref(), args.lease_namespace.as_deref()).await.map_err(tether::api)?;
+    let metrics = Arc::new(Metrics::default());
+    let counted = Arc::clone(&metrics);
+    let reach = move |config| counted.client(config);
+    let cluster = Cluster::find_with(args.context.as_deref(), args.lease_namespace.as_deref(), reach).await;
+    let cluster = cluster.map_err(tether::api)?;
     let end = ended()?;
+    if let Some(listen) = args.metrics {
+        let listener = TcpListener::bind(listen).await.map_err(|e| {
+            let hint = "use an address of this machine and a port that is free, such as 127.0.0.1:9100";
+            Fault::user(format!("no metrics can be told at {listen}")).because(e).hint(hint)
+        })?;
+        tokio::spawn(tell(listener, Arc::clone(&metrics)));
+    }
     let namespace = (args.namespace != "all").then_some(args.namespace);
     let lead = match args.leader_elect {
         true => {
@@ -59,9 +77,11 @@ async fn operate(args: Operator) -> anyhow::Result<Exit> {
         false => None,
     };
     let mut until = end.clone();
-    let working = controller::run(cluster.client(), namespace.as_deref(), Arc::new(Http), async move {
+    let ended = async move {
         let _ = until.wait_for(|ended| *ended).await;
-    });
+    };
+    let (client, masters) = (cluster.client(), Arc::new(Http));
+    let working = controller::run(client, namespace.as_deref(), masters, metrics, ended);
     let lost = async {
         match &lead {
             Some(lead) => lead.keep().await,
@@ -77,6 +97,25 @@ async fn operate(args: Operator) -> anyhow::Result<Exit> {
         lead.release().await;
     }
     Ok(Exit::Done)
+}
+
+/// Answers every request with the metrics, and takes nothing from anybody.
+async fn tell(listener: TcpListener, metrics: Arc<Metrics>) {
+    while let Ok((mut stream, _)) = listener.accept().await {
+        let text = metrics.text();
+        tokio::spawn(async move {
+            let mut request = [0; REQUEST_MAX];
+            // Whoever asks says what in one piece, and there is but one answer.
+            let _ = tokio::time::timeout(REQUEST_TIME, stream.read(&mut request)).await;
+            let kind = "text/plain; version=0.0.4";
+            let head = format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+                text.len()
+            );
+            let _ = stream.write_all((head + &text).as_bytes()).await;
+            let _ = stream.shutdown().await;
+        });
+    }
 }
 
 /// Becomes true with SIGTERM or Ctrl-C.

@@ -39,6 +39,20 @@ impl Cluster {
     ///
     /// There is no such context, or no kubeconfig at all.
     pub async fn find(context: Option<&str>, namespace: Option<&str>) -> Result<Cluster> {
+        let reach = |config: Config| Client::try_from(config).map_err(|e| Error::Config(e.into()));
+        Cluster::find_with(context, namespace, reach).await
+    }
+
+    /// The same, reached by a client of one's own making.
+    ///
+    /// # Errors
+    ///
+    /// There is no such context, no kubeconfig at all, or no client for it.
+    pub async fn find_with(
+        context: Option<&str>,
+        namespace: Option<&str>,
+        reach: impl FnOnce(Config) -> Result<Client>,
+    ) -> Result<Cluster> {
         let options = KubeConfigOptions { context: context.map(Into::into), ..KubeConfigOptions::default() };
         let config = match context {
             Some(_) => Config::from_kubeconfig(&options).await.map_err(|e| Error::Config(e.into())),
@@ -47,8 +61,7 @@ impl Cluster {
         let mut config = config?;
         config.connect_timeout = Some(CALL_LIMIT);
         let namespace = namespace.map_or_else(|| config.default_namespace.clone(), Into::into);
-        let client = Client::try_from(config).map_err(|e| Error::Config(e.into()))?;
-        Ok(Cluster { client, namespace })
+        Ok(Cluster { client: reach(config)?, namespace })
     }
 
     /// A namespace of the cluster that `client` leads to.
@@ -65,13 +78,19 @@ impl Cluster {
     pub async fn prepare(&self, job: &Job, secrets: &Secrets) -> Result<OwnerReference> {
         let anchor = self.ensure(&job.secret(secrets)).await?;
         let owned = Job { owner: Some(owner(&anchor)), ..job.clone() };
-        self.ensure(&owned.service()).await?;
-        if job.spec.kubernetes.service_account.is_none() {
-            let (account, rights, binding) = owned.account();
-            self.ensure::<ServiceAccount>(&account).await?;
-            self.ensure::<Role>(&rights).await?;
-            self.ensure::<RoleBinding>(&binding).await?;
+        let service = owned.service();
+        if job.spec.kubernetes.service_account.is_some() {
+            self.ensure(&service).await?;
+            return Ok(owner(&anchor));
         }
+        let (account, rights, binding) = owned.account();
+        // None of them needs another to be made.
+        tokio::try_join!(
+            self.ensure(&service),
+            self.ensure::<ServiceAccount>(&account),
+            self.ensure::<Role>(&rights),
+            self.ensure::<RoleBinding>(&binding),
+        )?;
         Ok(owner(&anchor))
     }
 

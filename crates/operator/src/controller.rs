@@ -11,21 +11,22 @@
 #![expect(clippy::disallowed_methods, reason = "an edge: it reads the clock and waits")]
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Read;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use elasticdl_spec::{JobSpec, Kind};
 use elasticdl_wire::Identity;
-use futures::StreamExt;
 use futures::channel::mpsc;
+use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::events::Recorder;
 use kube::runtime::reflector::{self, ObjectRef, Store};
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::{PredicateConfig, WatchStreamExt, watcher};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 use tracing::{info, warn};
@@ -34,6 +35,7 @@ use crate::capacity::{Capacity, asks};
 use crate::cluster::{Cluster, leader};
 use crate::error::{Error, Result};
 use crate::manifest::{Job, MASTER_PORT, Secrets, TLS_FILES};
+use crate::metrics::Metrics;
 use crate::names;
 use crate::negotiate::Grant;
 use crate::reconcile::{self, Action, Decision, FINALIZER, Seen};
@@ -43,8 +45,8 @@ use crate::resource::{ElasticJob, JobStatus};
 use crate::sharing::Key;
 use crate::supervise::{is_overdue, long_dead};
 
-/// So many jobs are looked at at the same time.
-const JOBS_AT_ONCE: u16 = 16;
+/// So many jobs are looked at at the same time. A look mostly waits, for a master or for the API server.
+const JOBS_AT_ONCE: u16 = 256;
 /// Between two tries of what failed: what may pass, and what a person must mend.
 const RETRY: Duration = Duration::from_secs(2);
 const RETRY_USER: Duration = Duration::from_secs(30);
@@ -60,6 +62,7 @@ pub async fn run(
     client: Client,
     namespace: Option<&str>,
     masters: Arc<dyn Masters>,
+    metrics: Arc<Metrics>,
     end: impl Future<Output = ()> + Send + Sync + 'static,
 ) -> Result<()> {
     let jobs: Api<ElasticJob> = api(&client, namespace);
@@ -67,12 +70,21 @@ pub async fn run(
     let (tell, touched) = mpsc::unbounded();
     let pods = watch_masters(&client, namespace, tell.clone()).await?;
     let capacity = Capacity::watch(&client, &known.items, tell).await?;
-    let touched = touched.map(|key: Key| ObjectRef::new(&key.name).within(&key.namespace));
+    let told = Arc::clone(&metrics);
+    let touched = touched.map(move |key: Key| {
+        told.seen(&key);
+        ObjectRef::new(&key.name).within(&key.namespace)
+    });
+    let told = Arc::clone(&metrics);
+    let (reader, writer) = reflector::store();
+    let changes = watcher(jobs, watcher::Config::default()).default_backoff().reflect(writer);
+    let changes = changes.applied_objects().predicate_filter(matter_of, PredicateConfig::default());
+    let changes = changes.inspect_ok(move |job| told.seen(&Key::of(job)));
     let recorder = recorder::recorder(client.clone(), std::env::var("POD_NAME").ok());
     let operator =
-        Arc::new(Operator { client, masters, pods, capacity, recorder, secrets: Mutex::default() });
+        Arc::new(Operator { client, masters, pods, capacity, recorder, metrics, secrets: Mutex::default() });
     info!(namespace = namespace.unwrap_or("all"), "looking after ElasticJobs");
-    Controller::new(jobs, watcher::Config::default())
+    Controller::for_stream(changes, reader)
         .with_config(controller::Config::default().concurrency(JOBS_AT_ONCE))
         .reconcile_on(touched)
         .graceful_shutdown_on(end)
@@ -126,6 +138,18 @@ async fn watch_masters(
     Ok(store)
 }
 
+/// What of a resource calls for a look when it changes. Figures of progress do not: they are our own writing, and
+/// each write would bring about the next.
+fn matter_of(job: &ElasticJob) -> Option<u64> {
+    let status = job.status.as_ref();
+    let phase = status.and_then(|status| status.phase).map(|phase| phase as u8);
+    let stopping = status.is_some_and(|status| status.stopping_since.is_some());
+    let deleted = job.metadata.deletion_timestamp.is_some();
+    let mut hasher = DefaultHasher::new();
+    (job.generation(), job.finalizers(), deleted, phase, stopping).hash(&mut hasher);
+    Some(hasher.finish())
+}
+
 fn job_of(pod: &Pod) -> String {
     pod.labels().get(names::JOB).cloned().unwrap_or_default()
 }
@@ -138,20 +162,36 @@ struct Operator {
     /// Shares out the room; `None` where the account may not see it.
     capacity: Option<Arc<Capacity>>,
     recorder: Recorder,
+    metrics: Arc<Metrics>,
     /// Of jobs, by their uid: they do not change in the life of one.
     secrets: Mutex<BTreeMap<String, Secrets>>,
 }
 
 /// One look at a job.
 async fn look(job: Arc<ElasticJob>, operator: Arc<Operator>) -> Result<controller::Action> {
+    let key = Key::of(&*job);
+    let since = operator.metrics.begins(&key);
     let outcome = operator.look(&job).await;
+    match &outcome {
+        Ok(looked) => operator.metrics.ends(&key, since, looked.written, looked.again),
+        Err(_) => operator.metrics.fails(&key, since),
+    }
     if let Err(error) = &outcome
         && is_for_people(error)
     {
         let story = Story { reason: "Hindered".into(), note: error.chain(), warning: true };
         recorder::tell_one(&operator.recorder, &job.object_ref(&()), story).await;
     }
-    outcome
+    let again = outcome?.again;
+    Ok(again.map_or_else(controller::Action::await_change, controller::Action::requeue))
+}
+
+/// What came of a look.
+struct Looked {
+    /// When the status was written, where it was.
+    written: Option<Instant>,
+    /// When to look again, where nothing is seen before.
+    again: Option<Duration>,
 }
 
 fn failed(job: Arc<ElasticJob>, error: &Error, _: Arc<Operator>) -> controller::Action {
@@ -171,7 +211,7 @@ fn is_for_people(error: &Error) -> bool {
 }
 
 impl Operator {
-    async fn look(&self, job: &ElasticJob) -> Result<controller::Action> {
+    async fn look(&self, job: &ElasticJob) -> Result<Looked> {
         let cluster = Cluster::of(self.client.clone(), job.namespace().unwrap_or_default());
         let now = Timestamp::now();
         let (secrets, taken) = match self.secrets(&cluster, job).await? {
@@ -208,19 +248,21 @@ impl Operator {
         seen: &Seen,
         secrets: Option<&Secrets>,
         decision: Decision,
-    ) -> Result<controller::Action> {
+    ) -> Result<Looked> {
         for action in &decision.actions {
             info!(job = job.name_any(), namespace = cluster.namespace, ?action, "acting");
             self.act(job, cluster, seen, secrets, action).await?;
         }
         let ended = [Action::Release, Action::Remove].iter().any(|end| decision.actions.contains(end));
+        let mut written = None;
         if !ended && job.status.as_ref() != Some(&decision.status) {
             self.write(job, cluster, &decision.status).await?;
+            written = Some(Instant::now());
         }
         for story in decision.stories {
             recorder::tell_one(&self.recorder, &job.object_ref(&()), story).await;
         }
-        Ok(decision.again.map_or_else(controller::Action::await_change, controller::Action::requeue))
+        Ok(Looked { written, again: decision.again })
     }
 
     async fn act(

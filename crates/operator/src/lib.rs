@@ -21,6 +21,7 @@
 //! - [`reconcile`]: what is to be done about one; pure.
 //! - [`controller`]: the edge that sees and does it; [`report`] is what masters say, [`lease`] who may act.
 //! - [`capacity`]: the edge that watches nodes and pods, and has the jobs agree.
+//! - [`metrics`]: the edge that measures how long it takes, and counts what it asks.
 //! - [`deploy`]: the files that bring all of it to a cluster; pure.
 
 pub mod capacity;
@@ -32,6 +33,7 @@ pub mod error;
 pub mod fleet;
 pub mod lease;
 pub mod manifest;
+pub mod metrics;
 pub mod names;
 pub mod negotiate;
 pub mod placement;

@@ -19,6 +19,7 @@ mod image;
 mod kubectl;
 mod kwok;
 mod network;
+mod nginx;
 mod node;
 mod packages;
 mod pki;
@@ -30,8 +31,12 @@ mod status;
 mod tunables;
 mod wait;
 
+use cgroup::Cgroup;
 use cluster::Cluster;
-use quantity::{Bytes, MilliCpu};
+pub use nginx::NGINX;
+use places::Places;
+use quantity::Bytes;
+pub use quantity::MilliCpu;
 
 /// What can be done with the test cluster.
 #[derive(Debug, Subcommand)]
@@ -150,6 +155,69 @@ pub fn run(chore: Kube) -> Result<()> {
         Kube::Node(Power::Mend { node }) => Cluster::running()?.mend(&node),
         Kube::Load(wanted) => Cluster::running()?.load(&wanted.images),
         Kube::Check => check::check(),
+    }
+}
+
+/// What a cluster counts in an experiment, where 1024 is a process: all of its own are one group.
+const SHARES: u32 = 20 * 1024;
+
+/// A cluster for an experiment.
+#[derive(Debug)]
+pub struct Lent(Cluster);
+
+impl Lent {
+    /// One of simulated nodes with so many processors each.
+    pub fn simulated(nodes: u16, cpus: u32) -> Result<Lent> {
+        let shape = Shape {
+            nodes: 0,
+            node_cpu: None,
+            node_memory: None,
+            simulated: nodes,
+            simulated_cpu: MilliCpu(u64::from(cpus) * 1000),
+            simulated_memory: "128Gi".parse()?,
+        };
+        Lent::up(shape, &[])
+    }
+
+    /// One of real nodes with so much processor each, with nginx and these images.
+    pub fn real(nodes: u8, cpu: MilliCpu, images: &[PathBuf]) -> Result<Lent> {
+        let shape = Shape {
+            nodes,
+            node_cpu: Some(cpu),
+            node_memory: Some("8Gi".parse()?),
+            simulated: 0,
+            simulated_cpu: MilliCpu(1000),
+            simulated_memory: "1Gi".parse()?,
+        };
+        let nginx = nginx::archive(&Places::find()?)?;
+        Lent::up(shape, &[images, &[nginx]].concat())
+    }
+
+    /// Whatever else this machine does is to say little in the outcome.
+    fn up(shape: Shape, images: &[PathBuf]) -> Result<Lent> {
+        let cluster = Cluster::up(shape, images)?;
+        Cgroup::cluster().weigh(SHARES)?;
+        Ok(Lent(cluster))
+    }
+
+    /// A kubeconfig of the administrator.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.0.places.admin_config()
+    }
+
+    /// At the same path on this machine and on all real nodes.
+    pub fn shared(&self) -> PathBuf {
+        self.0.places.shared()
+    }
+
+    /// Its processes, by name and number.
+    pub fn processes(&self) -> Vec<(String, u32)> {
+        self.0.state.processes.iter().map(|process| (process.name.clone(), process.pid)).collect()
+    }
+
+    /// Ends it.
+    pub fn down(self) -> Result<()> {
+        self.0.into_down()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Chores of the project: `cargo xtask test`, `bench`, `kube` and `image`.
+//! Chores of the project: `cargo xtask test`, `bench`, `kube`, `experiment` and `image`.
 #![expect(clippy::disallowed_methods, reason = "it tells how long its steps take")]
 
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 
 mod bench;
 mod cache;
+mod experiment;
 mod image;
 mod kube;
 
@@ -34,6 +35,9 @@ enum Chore {
     /// Run a real Kubernetes cluster on this machine, for tests.
     #[command(subcommand)]
     Kube(kube::Kube),
+    /// Repeat what was published of elastic jobs, on simulated nodes, and write docs/experiments.
+    #[command(subcommand)]
+    Experiment(experiment::Experiment),
     /// Build a static program and write a container image archive with it; no Docker needed.
     Image(image::Options),
 }
@@ -50,6 +54,7 @@ fn main() -> Result<()> {
         Chore::Test { cluster: false } => test(),
         Chore::Bench(Bench::Train(options)) => bench::train(options),
         Chore::Kube(chore) => kube::run(chore),
+        Chore::Experiment(experiment) => experiment::run(&experiment),
         Chore::Image(options) => image::image(&options),
     }
 }
@@ -82,7 +87,8 @@ fn on_a_cluster() -> Result<()> {
     let environment = kube::up_for_tests(&[image])?;
     let outcome = run_test("test on a real cluster", &tests, &environment);
     // What failed is worth more than what went wrong on the way down.
-    outcome.and(kube::down_after_tests())
+    outcome.and(kube::down_after_tests())?;
+    experiment::short_forms(&program)
 }
 
 /// The program of an integration test. The whole workspace is built for it, as for all tests: asked for this one

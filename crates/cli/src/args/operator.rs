@@ -1,5 +1,6 @@
 //! What can be said about the operator.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -29,6 +30,9 @@ pub struct Operator {
     /// Namespace of that Lease; by default the operator's own, or that of the context.
     #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", hide_env_values = true)]
     pub lease_namespace: Option<String>,
+    /// Tell there how long looks at jobs take and how often the API server is asked, for Prometheus.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub metrics: Option<SocketAddr>,
     /// Context of kubectl that names the cluster; by default the current one, or the one this runs in.
     #[arg(long, value_name = "NAME")]
     pub context: Option<String>,

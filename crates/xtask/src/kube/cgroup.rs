@@ -68,6 +68,17 @@ impl Cgroup {
         Ok(())
     }
 
+    /// How much it counts beside others when processors are scarce: 1024 is a process, whatever is in the group.
+    pub fn weigh(&self, shares: u32) -> Result<()> {
+        for directory in self.directories()? {
+            let file = directory.join("cpu.shares");
+            if file.exists() {
+                fs::write(&file, shares.to_string()).with_context(|| format!("write {}", file.display()))?;
+            }
+        }
+        Ok(())
+    }
+
     /// The group's directory in every hierarchy.
     pub fn directories(&self) -> Result<Vec<PathBuf>> {
         Ok(hierarchies()?.into_iter().map(|hierarchy| hierarchy.join(&self.path)).collect())
