@@ -58,6 +58,7 @@ Roles (started by the master; you rarely need them)
   tether     Lead to a job on a cluster: its objects, its master's pod, its logs
   ps         Hold a part of the parameters
   worker     Train on leased records
+  member     Run one process of a program of your own
 
 Options:
 {options}
@@ -134,6 +135,38 @@ pub enum Command {
     Ps(Member),
     /// Train on leased records. Started by the master.
     Worker(Member),
+    /// Run one process of a person's own program. Started by the master.
+    #[command(subcommand)]
+    Member(Part),
+}
+
+/// What a member of a person's own program does.
+#[derive(Debug, Subcommand)]
+pub enum Part {
+    /// Join the master, run the program when all members are there, and tell how it ends.
+    Run(Member),
+    /// Become the program; it ends with the process that asked for it.
+    Exec(Exec),
+    /// Copy this program into a directory, for a container with another image.
+    Install(Install),
+}
+
+/// Arguments of `member exec`.
+#[derive(Debug, Args)]
+pub struct Exec {
+    /// The process that asked for it.
+    #[arg(long, value_name = "PID")]
+    pub parent: u32,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    pub program: Vec<String>,
+}
+
+/// Arguments of `member install`.
+#[derive(Debug, Args)]
+pub struct Install {
+    /// The directory.
+    pub dir: PathBuf,
 }
 
 /// Settings from a job file, and flags that override them.
@@ -551,7 +584,7 @@ pub struct Tether {
     pub attached: bool,
 }
 
-/// Arguments of `ps` and `worker`.
+/// Arguments of `ps`, `worker` and `member run`.
 #[derive(Debug, Args)]
 pub struct Member {
     /// The master's address.
@@ -569,7 +602,7 @@ pub struct Member {
     /// Tells it apart from others of its number; by default the id of the process.
     #[arg(long, value_name = "N", env = "ELASTICDL_PROCESS", hide_env_values = true)]
     pub process: Option<u32>,
-    /// Where a ps listens; by default a free port of 127.0.0.1.
+    /// Where a ps, or the program of a member, listens; by default a free port of 127.0.0.1.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
 }

@@ -31,6 +31,9 @@ pub enum Missing {
 /// Looks at everything that a job needs; the current directory is the job's.
 pub fn check(dir: &JobDir, record: &Record, missing: Missing) -> Result<(), Problems> {
     let job = &record.job;
+    if job.command.is_some() {
+        return Ok(());
+    }
     let mut problems = places(dir, record);
     if problems.is_empty() && missing == Missing::Make {
         problems.extend(data::make_missing(&job.data, job.train.seed).err());

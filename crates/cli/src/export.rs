@@ -21,7 +21,7 @@ use crate::check;
 use crate::fault::{Exit, Fault};
 use crate::home::{Home, JobDir, write_json};
 use crate::model::{FORMAT, FileSum, MANIFEST, Manifest, WEIGHTS, Writer};
-use crate::{print, store};
+use crate::{gang, print, store};
 
 /// What was exported.
 #[derive(Debug)]
@@ -43,6 +43,7 @@ impl Exported {
 pub fn command(args: &args::Export) -> anyhow::Result<Exit> {
     let dir = Home::find()?.existing(&args.job)?;
     let record = dir.record()?;
+    gang::refuse(&record.job, "export")?;
     let (_, checkpoint) = store::newest(&dir.checkpoints(&record), &args.job)?;
     if let Some(problem) = check::foreign("--out", &args.out) {
         return Err(Fault::user(problem.what).hint(problem.hint.unwrap_or_default()).into());

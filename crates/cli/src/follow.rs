@@ -102,7 +102,9 @@ impl Signals {
 async fn restart(dir: JobDir, listen: Option<SocketAddr>) -> anyhow::Result<Started> {
     let claim = Claim::again(dir)?;
     // One that died before its first entry has nothing to go on from: then the job begins.
-    let resume = store::has_begun(&claim.dir().checkpoints(claim.record()));
+    // A program of its own goes on from what is remembered of it, if anything is.
+    let program = claim.record().job.command.is_some();
+    let resume = !program && store::has_begun(&claim.dir().checkpoints(claim.record()));
     claim.start(Start { resume, detach: false, listen }).await
 }
 
@@ -136,6 +138,8 @@ pub async fn watch(dir: JobDir, client: Client, mut view: View) -> anyhow::Resul
 struct Followed {
     dir: JobDir,
     name: String,
+    /// Whether it runs a program of its own, which has no checkpoint that we know of.
+    is_program: bool,
     client: Client,
     news: mpsc::UnboundedReceiver<News>,
     began: Instant,
@@ -158,11 +162,12 @@ impl Followed {
         if let Some(pace) = view.pace() {
             poll_status(client.clone(), pace, sender)?;
         }
-        let JobSpec { name, limits, .. } = dir.record()?.job;
+        let JobSpec { name, limits, command, .. } = dir.record()?.job;
         let began = Instant::now();
         Ok(Followed {
             dir,
             name,
+            is_program: command.is_some(),
             client,
             news,
             began,
@@ -215,6 +220,9 @@ impl Followed {
         {
             self.revivals.records(records);
         }
+        if event.event == "running" {
+            self.revivals.progress();
+        }
         view.event(&event)?;
         if event.event == "finished" {
             self.finished = Some(event);
@@ -227,6 +235,14 @@ impl Followed {
     fn interrupted(&mut self, view: &mut View) -> anyhow::Result<()> {
         self.interrupts += 1;
         let now = match self.interrupts {
+            1 if self.is_program => {
+                view.note("stopping: the program is asked to end; Ctrl-C again ends it at once")?;
+                false
+            }
+            2 if self.is_program => {
+                view.note("stopping at once")?;
+                true
+            }
             1 => {
                 view.note("stopping after a checkpoint; Ctrl-C again stops at once")?;
                 false
@@ -323,10 +339,8 @@ impl Followed {
         match outcome {
             "done" => Ok(Exit::Done),
             "stopped" => {
-                print::note(&format!(
-                    "hint: `elasticdl resume {}` goes on from the last checkpoint",
-                    self.name
-                ));
+                let how = if self.is_program { "runs it again" } else { "goes on from the last checkpoint" };
+                print::note(&format!("hint: `elasticdl resume {}` {how}", self.name));
                 Ok(Exit::Done)
             }
             _ => {

@@ -191,6 +191,11 @@ impl JobDir {
         self.path.join("events.jsonl")
     }
 
+    /// What the masters of a job that runs a program of its own remember.
+    pub fn gang(&self) -> PathBuf {
+        self.path.join("gang.json")
+    }
+
     /// Where checkpoints are, wherever this process runs.
     pub fn checkpoints(&self, record: &Record) -> PathBuf {
         match &record.job.checkpoint.dir {

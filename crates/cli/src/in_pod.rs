@@ -29,9 +29,12 @@ use crate::check::Missing;
 use crate::fault::{self, Exit};
 use crate::home::{JobDir, Record};
 use crate::pods::{Pods, hand_on};
+use crate::roles::Parts;
 use crate::submit::{self, Earlier};
 use crate::view::event;
-use crate::{check, print, roles, truth};
+use crate::{check, print, roles};
+
+mod memory;
 
 /// What a master that was told to end exits with: another one is to go on, which is no outcome of the job.
 const TERMINATED: i32 = 143;
@@ -65,27 +68,35 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
     let (pod_news_in, pod_news) = mpsc::unbounded_channel();
     let fleet = Fleet::watch(cluster.client(), job, address, pod_news_in).await?;
     let (news_in, news) = mpsc::unbounded_channel();
+    let gone = spec.command.is_some().then(|| news_in.clone());
     tokio::spawn(hand_on(spec.clone(), pod_news, news_in));
     let (told, events) = mpsc::unbounded_channel();
     let telling = tokio::spawn(tell(cluster.clone(), events));
 
     let (_stops, stops) = mpsc::unbounded_channel();
-    let config = elasticdl_master::Config {
-        best: truth::best(&record.job.data.validate),
-        export: roles::exporter(&dir, &record),
-        plan: check::plan(&record.job)?,
-        job_dir: dir.path().into(),
+    let parts = Parts {
+        dir: &dir,
+        record: &record,
         token: Token::read(&secrets.join("token"))?,
         identity,
         listener,
         resume: false,
-        launcher: Box::new(Pods(fleet)),
+        launcher: Box::new(Pods { fleet, gone }),
         news,
         stops,
         workers_allowed: args.workers_allowed,
         told: Some(told),
     };
-    let outcome = elasticdl_master::run(config).await;
+    let outcome = match spec.command {
+        None => roles::lead(parts, None).await,
+        Some(_) => {
+            let (memory, remembering) = memory::open(cluster.clone(), &spec.name).await?;
+            let outcome = roles::lead(parts, Some(Box::new(memory))).await;
+            // That it is over is the last thing that the next master must not forget.
+            let _ = tokio::time::timeout(FAREWELL, remembering).await;
+            outcome
+        }
+    };
     if outcome.is_ok()
         && let Err(error) = cluster.end_members(&spec.name).await
     {
@@ -101,6 +112,11 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
 
 /// The job's directory, made where this is the first master of the run.
 fn begun(dir: &JobDir, spec: &JobSpec, fresh: bool) -> anyhow::Result<Record> {
+    if spec.command.is_some() {
+        // Its program finds its files itself, and its master needs none.
+        dir.create().with_context(|| format!("making {}", dir.path().display()))?;
+        return Ok(Record { created: 0, cwd: dir.path().into(), job: spec.clone(), on: None });
+    }
     let cwd = Path::new(spec.kubernetes.directory()).to_path_buf();
     std::env::set_current_dir(&cwd).with_context(|| format!("going to {}", cwd.display()))?;
     if let Ok(record) = dir.record() {
@@ -195,9 +211,11 @@ fn story(told: &Event) -> Option<Story> {
     let asked = told.fields.get("asked").and_then(|v| v.as_bool()).unwrap_or(false);
     let failed = told.fields.get("outcome").and_then(|v| v.as_str()) == Some("failed");
     let warning = match told.event.as_str() {
-        "started" | "training" | "worker_joined" | "server_ready" | "scaled" | "allowed" | "checkpoint"
-        | "replayed" | "evaluated" | "exported" | "stopping" | "pending" => false,
-        "worker_exited" | "server_exited" => !asked,
+        "running" | "member_joined" | "restarting" | "given_back" | "started" | "training"
+        | "worker_joined" | "server_ready" | "scaled" | "allowed" | "checkpoint" | "replayed"
+        | "evaluated" | "exported" | "stopping" | "pending" => false,
+        "worker_exited" | "server_exited" | "member_exited" => !asked,
+        "member_ended" => told.fields.get("code").and_then(|v| v.as_i64()) != Some(0),
         "replay" | "silent" | "lease_expired" | "quarantined" | "warning" => true,
         "finished" => failed,
         _ => return None,
@@ -215,7 +233,7 @@ fn outcome(told: &Event) -> String {
     let field = |name: &str| told.fields.get(name).filter(|v| !v.is_null());
     let word = |name: &str| field(name).and_then(|v| v.as_str()).unwrap_or_default();
     let mut text = format!("{} is {}", word("job"), word("outcome"));
-    for name in ["records", "logloss", "auc", "replayed"] {
+    for name in ["records", "logloss", "auc", "replayed", "restarts"] {
         if let Some(value) = field(name) {
             text.push_str(&format!(", {name} {value}"));
         }

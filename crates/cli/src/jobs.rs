@@ -69,7 +69,7 @@ fn row(dir: &JobDir, name: &str) -> Row {
         row.phase = "starting".into();
         if let Ok(status) = Client::of(dir).and_then(|client| client.status()) {
             row.phase = phase_text(status.phase).into();
-            (row.records, row.auc) = (Some(status.records), status.auc);
+            (row.records, row.auc) = (Some(status.records).filter(|_| status.program.is_none()), status.auc);
         }
     } else if dir.is_between_masters() {
         row.phase = "restarting".into();
@@ -196,7 +196,9 @@ pub fn stop(args: &args::Stop) -> anyhow::Result<Exit> {
     let outcome = outcome.unwrap_or_else(|| "gone".into());
     print::note(&format!("{}: {outcome}", args.job));
     if outcome == "stopped" {
-        print::note(&format!("hint: `elasticdl resume {}` goes on from where it stopped", args.job));
+        let program = dir.record().is_ok_and(|record| record.job.command.is_some());
+        let how = if program { "runs it again" } else { "goes on from where it stopped" };
+        print::note(&format!("hint: `elasticdl resume {}` {how}", args.job));
     }
     Ok(Exit::Done)
 }
@@ -205,10 +207,15 @@ pub fn stop(args: &args::Stop) -> anyhow::Result<Exit> {
 fn wait_for_end(dir: &JobDir, leader: Option<Option<Holder>>, now: bool) {
     let began = Instant::now();
     let mut told = false;
+    let program = dir.record().is_ok_and(|record| record.job.command.is_some());
     // Somebody else may lead it a moment later: a resume that waited for just this.
     while leader.is_some() && dir.holder() == leader {
         if !told && began.elapsed() > Duration::from_secs(1) && !now {
-            print::note("waiting for the checkpoint …");
+            print::note(if program {
+                "waiting for the program to end …"
+            } else {
+                "waiting for the checkpoint …"
+            });
             told = true;
         }
         thread::sleep(PAUSE);

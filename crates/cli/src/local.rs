@@ -1,4 +1,5 @@
-//! The local fleet: workers and servers as child processes of the master, each with a log of its own.
+//! The local fleet: workers and servers as child processes of the master, each with a log of its own; or members of
+//! a person's own program in place of them.
 //!
 //! A child is waited for by a thread of its own, so that its exit is noticed at once. It is not tied to
 //! the master's life: where the master dies, it goes on for `limits.orphan` and then ends itself, unless the
@@ -14,8 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use elasticdl_master::config::{Exit, Launcher, News, Process};
+use elasticdl_spec::command::CommandSpec;
 use elasticdl_wire::control::Role;
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process_group};
 use tokio::sync::mpsc;
 
 use crate::home::{JobDir, last_lines};
@@ -31,6 +33,8 @@ pub struct Local {
     dir: JobDir,
     master: String,
     tls_dir: Option<PathBuf>,
+    /// Where the job runs a program of its own.
+    command: Option<CommandSpec>,
     exits: mpsc::UnboundedSender<News>,
     alive: Alive,
 }
@@ -41,7 +45,7 @@ type Alive = Arc<Mutex<BTreeMap<u32, Arc<Handle>>>>;
 impl Local {
     /// Starts `program` for the job in `dir`, whose master is at `master`; exits go to `exits`.
     pub fn new(program: PathBuf, dir: JobDir, master: String, exits: mpsc::UnboundedSender<News>) -> Self {
-        Local { program, dir, master, tls_dir: None, exits, alive: Alive::default() }
+        Local { program, dir, master, tls_dir: None, command: None, exits, alive: Alive::default() }
     }
 
     /// With this directory for the job's certificate.
@@ -50,14 +54,28 @@ impl Local {
         self
     }
 
+    /// With members of this program for workers.
+    pub fn command(mut self, command: Option<CommandSpec>) -> Self {
+        self.command = command;
+        self
+    }
+
+    /// The process's name in logs and messages: ps-0, worker-3; of a member its own: chief-0.
+    fn name(&self, role: Role, id: u32) -> String {
+        match &self.command {
+            Some(command) => command.member(id).to_string(),
+            None => format!("{}-{id}", subcommand(role)),
+        }
+    }
+
     fn spawn(&self, role: Role, id: u32) -> io::Result<Child> {
-        let log = append(&self.dir.log(&name(role, id)))?;
+        let log = append(&self.dir.log(&self.name(role, id)))?;
         let mut command = Command::new(&self.program);
-        command
-            .arg(subcommand(role))
-            .args(["--master", &self.master])
-            .arg("--token-file")
-            .arg(self.dir.token());
+        match self.command {
+            Some(_) => command.args(["member", "run"]),
+            None => command.arg(subcommand(role)),
+        };
+        command.args(["--master", &self.master]).arg("--token-file").arg(self.dir.token());
         if let Some(dir) = &self.tls_dir {
             command.arg("--tls-dir").arg(dir);
         }
@@ -80,7 +98,8 @@ impl Local {
         let pid = handle.pid();
         alive(&self.alive).insert(pid, handle);
         let (others, exits) = (self.alive.clone(), self.exits.clone());
-        let log = self.dir.log(&name(role, id));
+        let name = self.name(role, id);
+        let log = self.dir.log(&name);
         let wait = move || {
             let (code, signal) = end();
             alive(&others).remove(&pid);
@@ -89,7 +108,7 @@ impl Local {
             let exit = Exit { role, id, pid, code, signal, last_lines, outside: None };
             let _ = exits.send(News::Exited(exit));
         };
-        thread::Builder::new().name(format!("wait {}", name(role, id))).spawn(wait)?;
+        thread::Builder::new().name(format!("wait {name}")).spawn(wait)?;
         Ok(())
     }
 }
@@ -134,13 +153,14 @@ impl Launcher for Local {
     }
 
     fn kill(&mut self, _role: Role, _id: u32, pid: u32) {
+        if self.command.is_some() && alive(&self.alive).contains_key(&pid) {
+            // A member that is killed cannot end what its program has started.
+            for group in process::children(pid) {
+                let _ = kill_process_group(group, Signal::KILL);
+            }
+        }
         self.send(pid, Signal::KILL);
     }
-}
-
-/// The process's name in logs and messages: ps-0, worker-3.
-fn name(role: Role, id: u32) -> String {
-    format!("{}-{id}", subcommand(role))
 }
 
 fn subcommand(role: Role) -> &'static str {

@@ -5,6 +5,7 @@
 //! - [`jobs`], [`logs`]: jobs that are there already. [`home`], [`lock`]: where they live, and whose they are.
 //! - [`audit`], [`chaos`]: whether every record counts once, and harm done to see that it does.
 //! - [`roles`], [`local`], [`process`]: master, ps and worker on this machine.
+//! - [`gang`], [`member`]: a person's own program in place of a model of ours.
 //! - [`tether`], [`in_pod`], [`pods`]: a job on a cluster, from here and from inside it. [`operator`]: many of them.
 //! - [`export`], [`store`], [`model`], [`infer`], [`predict`], [`evaluate`]: trained models.
 //! - [`image`], [`zoo`]: container images of this program, with files of one's own, and registries.
@@ -19,7 +20,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{Cli, Command, Config, Data, Zoo};
+use crate::args::{Cli, Command, Config, Data, Part, Zoo};
 use crate::fault::Exit;
 
 mod args;
@@ -32,6 +33,7 @@ mod evaluate;
 mod export;
 mod fault;
 mod follow;
+mod gang;
 mod home;
 mod image;
 mod in_pod;
@@ -40,6 +42,7 @@ mod jobs;
 mod local;
 mod lock;
 mod logs;
+mod member;
 mod model;
 mod operator;
 mod pods;
@@ -111,6 +114,9 @@ fn run(command: Command) -> anyhow::Result<Exit> {
         Command::Tether(args) => wait(tether::tether(args)),
         Command::Ps(args) => wait(roles::ps(args)),
         Command::Worker(args) => roles::worker(args),
+        Command::Member(Part::Run(args)) => wait(member::run(args)),
+        Command::Member(Part::Exec(args)) => member::exec(args.parent, &args.program),
+        Command::Member(Part::Install(args)) => member::install(&args.dir),
     }
 }
 
@@ -126,7 +132,11 @@ fn wait(future: impl Future<Output = anyhow::Result<Exit>>) -> anyhow::Result<Ex
 fn log(command: &Command) {
     let role = match command {
         Command::Operator(args) => args.files.is_none(),
-        Command::Master(_) | Command::Tether(_) | Command::Ps(_) | Command::Worker(_) => true,
+        Command::Master(_)
+        | Command::Tether(_)
+        | Command::Ps(_)
+        | Command::Worker(_)
+        | Command::Member(_) => true,
         _ => false,
     };
     // Its errors come back to us as errors, and are told where they matter.

@@ -183,11 +183,12 @@ fn client(address: &str, secrets: &Secrets) -> anyhow::Result<Client> {
 }
 
 fn report(status: Status) -> Report {
-    let runs = |state: &str| matches!(state, "working" | "idle" | "draining");
+    let runs = |state: &str| matches!(state, "working" | "idle" | "draining" | "running");
     Report {
         phase: match status.phase {
             Phase::Starting => resource::Phase::Starting,
             Phase::Training => resource::Phase::Training,
+            Phase::Running => resource::Phase::Running,
             Phase::Saving => resource::Phase::Saving,
             Phase::Evaluating => resource::Phase::Evaluating,
             Phase::Stopping => resource::Phase::Stopping,
@@ -196,7 +197,7 @@ fn report(status: Status) -> Report {
         },
         records: status.records,
         records_total: status.records_total,
-        epoch: Some(status.epoch + 1),
+        epoch: status.program.is_none().then_some(status.epoch + 1),
         workers: status.workers.iter().filter(|worker| runs(&worker.state)).count() as u32,
         workers_wanted: status.workers_wanted,
         workers_useful: Some(status.workers_useful),

@@ -88,6 +88,12 @@ fn start_ticks(stat: &str) -> Option<u64> {
     after_name.split_ascii_whitespace().nth(START_FIELD)?.parse().ok()
 }
 
+/// The children of a process, as far as its first thread has started them.
+pub fn children(pid: u32) -> Vec<Pid> {
+    let listed = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    listed.split_ascii_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+}
+
 /// The command line of a process.
 pub fn command_line(pid: u32) -> io::Result<Vec<String>> {
     let bytes = fs::read(format!("/proc/{pid}/cmdline"))?;

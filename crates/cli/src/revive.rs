@@ -50,10 +50,15 @@ impl Revivals {
     pub fn records(&mut self, records: u64) {
         let first = *self.records.get_or_insert(records);
         if records > first || records > self.records_max {
-            self.deaths = 0;
-            self.backoff.reset();
+            self.progress();
         }
         self.records_max = records.max(self.records_max);
+    }
+
+    /// Something was done that is not counted in records: a program of its own runs under this master.
+    pub fn progress(&mut self) {
+        self.deaths = 0;
+        self.backoff.reset();
     }
 
     /// The master died. The first time it is started again at once: whatever killed it may be over.

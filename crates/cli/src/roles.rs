@@ -10,8 +10,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use elasticdl_master::config::Export;
-use elasticdl_master::status::{Phase, StopRequest};
+use elasticdl_master::Outcome;
+use elasticdl_master::config::{Export, Launcher, News};
+use elasticdl_master::gang::run::Memory;
+use elasticdl_master::status::{Event, Phase, StopRequest};
 use elasticdl_spec::{ServerId, WorkerId};
 use elasticdl_wire::{Identity, Token, tls};
 use tokio::net::TcpListener;
@@ -23,7 +25,7 @@ use crate::fault::{Exit, Fault};
 use crate::home::{JobDir, MasterAt, Record};
 use crate::local::Local;
 use crate::lock::{Lock, Refused};
-use crate::{check, export, submit, truth};
+use crate::{check, export, gang, submit, truth};
 
 /// How long a master that goes on waits for the port of the one before it: a process that called that one
 /// may hold it for a moment.
@@ -42,10 +44,13 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
         return Err(Fault::user(what).hint("name its directory with --tls-dir").into());
     }
     let _locks = locks(&dir, &record)?;
-    let patience = if args.resume { BIND_PATIENCE } else { Duration::ZERO };
+    let goes_on = args.resume || dir.gang().exists();
+    let patience = if goes_on { BIND_PATIENCE } else { Duration::ZERO };
     let listener = bind(args.listen, patience).await?;
     let address = listener.local_addr().context("asking for the address")?.to_string();
-    let plan = check::plan(&record.job)?;
+    if record.job.command.is_none() {
+        check::plan(&record.job)?;
+    }
     let (news_in, news) = mpsc::unbounded_channel();
     let (stops_in, stops) = mpsc::unbounded_channel();
     stop_on_signals(stops_in.clone())?;
@@ -54,12 +59,12 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
     }
     fs::create_dir_all(dir.logs()).with_context(|| format!("making {}", dir.logs().display()))?;
     let program = std::env::current_exe().context("finding this program")?;
-    let launcher = Local::new(program, dir.clone(), address.clone(), news_in).tls(tls_dir);
-    let config = elasticdl_master::Config {
-        best: truth::best(&record.job.data.validate),
-        export: exporter(&dir, &record),
-        plan,
-        job_dir: dir.path().into(),
+    let launcher = Local::new(program, dir.clone(), address.clone(), news_in)
+        .tls(tls_dir)
+        .command(record.job.command.clone());
+    let parts = Parts {
+        dir: &dir,
+        record: &record,
         token: Token::read(&dir.token())?,
         identity,
         listener,
@@ -70,14 +75,82 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
         workers_allowed: None,
         told: None,
     };
+    let memory = record.job.command.as_ref().map(|_| Box::new(gang::File(dir.clone())) as Box<dyn Memory>);
     // The client takes this for the sign that it can call.
     dir.write_master(&MasterAt { address, pid: std::process::id() }).context("writing master.json")?;
-    let outcome = elasticdl_master::run(config).await;
+    let outcome = lead(parts, memory).await;
     let _ = fs::remove_file(dir.master_file());
     match outcome?.phase {
         Phase::Done | Phase::Stopped => Ok(Exit::Done),
         _ => Ok(Exit::Job),
     }
+}
+
+/// What every master needs, wherever it runs.
+pub struct Parts<'a> {
+    /// The job's directory.
+    pub dir: &'a JobDir,
+    /// The job.
+    pub record: &'a Record,
+    /// Its secret.
+    pub token: Token,
+    /// Its certificate.
+    pub identity: Option<Identity>,
+    /// Where the master is called.
+    pub listener: TcpListener,
+    /// Whether it goes on.
+    pub resume: bool,
+    /// Starts and stops processes.
+    pub launcher: Box<dyn Launcher>,
+    /// What becomes of them.
+    pub news: mpsc::UnboundedReceiver<News>,
+    /// Wishes to stop.
+    pub stops: mpsc::UnboundedReceiver<StopRequest>,
+    /// No more workers than that at first.
+    pub workers_allowed: Option<u32>,
+    /// Where events go.
+    pub told: Option<mpsc::UnboundedSender<Event>>,
+}
+
+/// Leads the job: with a memory it is one that runs a program of its own.
+pub async fn lead(parts: Parts<'_>, memory: Option<Box<dyn Memory>>) -> anyhow::Result<Outcome> {
+    let Parts { dir, record, token, identity, listener, resume, launcher, news, stops, told, .. } = parts;
+    let workers_allowed = parts.workers_allowed;
+    let (job, job_dir) = (record.job.clone(), dir.path().to_path_buf());
+    let Some(memory) = memory else {
+        let (plan, export) = (check::plan(&job)?, exporter(dir, record));
+        let best = truth::best(&job.data.validate);
+        let config = elasticdl_master::Config {
+            plan,
+            job_dir,
+            token,
+            identity,
+            listener,
+            resume,
+            launcher,
+            news,
+            stops,
+            workers_allowed,
+            told,
+            best,
+            export,
+        };
+        return Ok(elasticdl_master::run(config).await?);
+    };
+    let config = elasticdl_master::gang::Config {
+        job,
+        job_dir,
+        token,
+        identity,
+        listener,
+        resume,
+        launcher,
+        news,
+        stops,
+        told,
+        memory,
+    };
+    Ok(elasticdl_master::gang::run(config).await?)
 }
 
 /// A path that means the same wherever this process and its children run.
@@ -97,20 +170,23 @@ pub fn identity(dir: Option<&Path>, listen: SocketAddr) -> anyhow::Result<Option
     Ok(identity)
 }
 
-/// The job's lock and that of its checkpoint directory.
-fn locks(dir: &JobDir, record: &Record) -> anyhow::Result<[Lock; 2]> {
+/// The job's lock and, where it has one, that of its checkpoint directory.
+fn locks(dir: &JobDir, record: &Record) -> anyhow::Result<(Lock, Option<Lock>)> {
     let name = &record.job.name;
     let job = Lock::take(&dir.lock(), name).map_err(|refused| match refused {
         Refused::Held(holder) => submit::running(name, holder.as_ref(), "is running"),
         Refused::Io(e) => Fault::user(format!("cannot lock {}", dir.lock().display())).because(e),
     })?;
+    if record.job.command.is_some() {
+        return Ok((job, None));
+    }
     let checkpoints = dir.checkpoints(record);
     fs::create_dir_all(&checkpoints).with_context(|| format!("making {}", checkpoints.display()))?;
     let theirs = Lock::take(&checkpoints.join("lock"), name).map_err(|refused| match refused {
         Refused::Held(holder) => submit::shared_checkpoints(&checkpoints, holder.as_ref()),
         Refused::Io(e) => Fault::user(format!("cannot lock {}", checkpoints.display())).because(e),
     })?;
-    Ok([job, theirs])
+    Ok((job, Some(theirs)))
 }
 
 /// Binds the port; one that is in use is tried again for `patience`.

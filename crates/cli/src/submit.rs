@@ -117,6 +117,7 @@ impl Claim {
         }
         let checkpoints = dir.checkpoints(&record);
         if record.on.is_none()
+            && record.job.command.is_none()
             && let Some(holder) = lock::holder(&checkpoints.join("lock"))
         {
             return Err(shared_checkpoints(&checkpoints, holder.as_ref()).into());
@@ -136,11 +137,12 @@ impl Claim {
 
     /// Makes the directory that of a new run: checkpoints of earlier ones out of the way, new secrets.
     pub fn renew(&self, earlier: Earlier) -> anyhow::Result<()> {
-        if self.record.on.is_none() {
+        if self.record.on.is_none() && self.record.job.command.is_none() {
             set_checkpoints_aside(&self.dir, &self.record, earlier)?;
         }
         remove(&self.dir.logs(), |path| fs::remove_dir_all(path))?;
         remove(&self.dir.events(), |path| fs::remove_file(path))?;
+        remove(&self.dir.gang(), |path| fs::remove_file(path))?;
         remove(&self.dir.tls(), |path| fs::remove_dir_all(path))?;
         if self.record.job.security.tls || self.record.on.is_some() {
             Identity::make(SystemTime::now())?.write(&self.dir.tls())?;

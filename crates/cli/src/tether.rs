@@ -239,8 +239,14 @@ impl Led {
     fn records(&self, revivals: &mut Revivals) {
         let records =
             |event: &elasticdl_master::status::Event| event.fields.get("records").and_then(|v| v.as_u64());
-        if let Some(records) = self.dir.events_from(0).iter().rev().find_map(records) {
+        let events = self.dir.events_from(0);
+        if let Some(records) = events.iter().rev().find_map(records) {
             revivals.records(records);
+        }
+        // A master that leads a program of its own says once that it runs.
+        let last = events.iter().rev().find(|event| matches!(event.event.as_str(), "running" | "started"));
+        if last.is_some_and(|event| event.event == "running") {
+            revivals.progress();
         }
     }
 
@@ -316,9 +322,10 @@ fn event_number(line: &str) -> Option<u64> {
 fn log_name(pod: &Pod) -> String {
     let label = |name: &str| pod.labels().get(name).map(String::as_str).unwrap_or_default();
     match label(names::ROLE) {
-        "server" => format!("ps-{}", label(names::ID)),
-        "worker" => format!("worker-{}", label(names::ID)),
-        role => role.to_string(),
+        role @ ("master" | "errand") => role.to_string(),
+        // A member of a program of its own is called by its role.
+        "server" if !pod.labels().contains_key(names::MEMBER) => format!("ps-{}", label(names::ID)),
+        role => format!("{role}-{}", label(names::ID)),
     }
 }
 

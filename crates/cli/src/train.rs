@@ -14,7 +14,7 @@ use crate::fault::{self, Exit, Fault};
 use crate::home::{Home, OnCluster, Record};
 use crate::submit::{Claim, Earlier, Start, Started};
 use crate::view::View;
-use crate::{check, follow, print, settings, store, tether};
+use crate::{check, follow, gang, print, settings, store, tether};
 
 /// `train`.
 pub async fn train(args: Train) -> anyhow::Result<Exit> {
@@ -40,6 +40,13 @@ pub async fn resume(args: Resume) -> anyhow::Result<Exit> {
     let (dir, record) = (claim.dir(), claim.record());
     if record.on.is_some() {
         let start = Start { resume: true, detach: args.follow.detach, listen: None };
+        return go_on(claim.start(start).await?, &args.follow).await;
+    }
+    if record.job.command.is_some() {
+        gang::check_resumable(dir, &args.job)?;
+        // What still runs of it calls the address of the master that is gone.
+        let last = dir.master().and_then(|at| at.address.parse().ok());
+        let start = Start { resume: true, detach: args.follow.detach, listen: args.follow.listen.or(last) };
         return go_on(claim.start(start).await?, &args.follow).await;
     }
     let at = dir.checkpoints(record);
@@ -74,6 +81,9 @@ fn on_cluster(args: &Train, job: &JobSpec) -> OnCluster {
 
 /// What can be known of a job on a cluster before anything starts.
 async fn check_cluster(record: &Record, on: &OnCluster) -> anyhow::Result<()> {
+    if record.job.command.is_some() {
+        return tether::find(on).await.map(|_| ());
+    }
     check::plan(&record.job)?;
     if record.job.kubernetes.volumes.is_empty() {
         let what = "a job on a cluster keeps its ledger and its checkpoints on a volume, and there is none";

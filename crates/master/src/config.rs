@@ -53,7 +53,8 @@ pub struct Best {
     pub auc: f64,
 }
 
-/// Starts and stops the processes of a job: local processes, or pods.
+/// Starts and stops the processes of a job: local processes, or pods. Where the job runs a program of its own,
+/// each member is a worker, and its number its rank.
 pub trait Launcher: Send {
     /// Starts a worker or server. Its exit comes through [`Config::news`].
     fn start(&mut self, role: Role, id: u32) -> io::Result<Process>;
@@ -82,6 +83,19 @@ pub enum News {
     Exited(Exit),
     /// It does not run yet.
     Waits(Waits),
+    /// It does not run yet, but has room by now.
+    Placed(Placed),
+}
+
+/// A process that waited for room has found some.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placed {
+    /// What it is.
+    pub role: Role,
+    /// Its number.
+    pub id: u32,
+    /// Its process id.
+    pub pid: u32,
 }
 
 /// A process does not run yet: a pod for which there is no room.

@@ -14,9 +14,12 @@ use elasticdl_wire::{Error as WireError, Identity};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tracing::{debug, warn};
+
+use crate::error::{Error, Result};
 
 /// How long a handshake may take.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
@@ -26,6 +29,19 @@ const HANDSHAKES_MAX: usize = 1024;
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
 
 type Shaken = (TlsStream<TcpStream>, SocketAddr);
+
+/// Answers calls from now on.
+pub fn serve(
+    listener: TcpListener,
+    identity: Option<&Identity>,
+    app: axum::Router,
+) -> Result<JoinHandle<io::Result<()>>> {
+    let Some(identity) = identity else {
+        return Ok(tokio::spawn(axum::serve(listener, app).into_future()));
+    };
+    let secure = Secure::new(listener, identity).map_err(|e| Error::io("starting to listen", e))?;
+    Ok(tokio::spawn(axum::serve(secure, app).into_future()))
+}
 
 /// A listener whose connections are of the job. Accepting ends when it is dropped.
 pub struct Secure {

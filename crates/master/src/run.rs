@@ -2,33 +2,28 @@
 #![expect(clippy::disallowed_methods, reason = "the edge reads the clock and starts threads")]
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use elasticdl_wire::control::{BeatReply, Role, beat_reply};
-use elasticdl_wire::{Identity, failpoint, tls};
-use tokio::net::TcpListener;
+use elasticdl_wire::{failpoint, tls};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
 
 use crate::config::{Config, Export, Launcher, News};
 use crate::error::{Error, Result};
 use crate::fleet::Order;
 use crate::job::{Answer, Effect, Event, Job, Start, Ticket};
 use crate::ledger::{self, Entry, Ledger, TermsOfJob};
-use crate::listen::Secure;
-use crate::server::{EventLog, Input, router};
-use crate::status::{self, LedgerStatus, Phase, Status};
-use crate::{shards, store};
+use crate::server::{Input, router};
+use crate::status::{LedgerStatus, Phase, Status};
+use crate::teller::Teller;
+use crate::{listen, shards, store};
 
 /// How often time passes for the job.
 const TICK: Duration = Duration::from_millis(50);
 /// How long processes may take to end once the job is over, before they are ended.
 const GOODBYE: Duration = Duration::from_secs(5);
-/// How long the last events wait to be fetched.
-const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// How the job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,16 +41,9 @@ pub async fn run(mut config: Config) -> Result<Outcome> {
     let checkpoint_dir = job_spec.checkpoint.dir.as_ref().map_or(default_dir, PathBuf::from);
     let (ledger, start) = prepare(&mut config, &checkpoint_dir)?;
     let (inputs_sender, inputs) = mpsc::unbounded_channel();
-    let events_path = config.job_dir.join("events.jsonl");
-    let log = EventLog::new(last_event(&events_path));
-    let events_file = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(&events_path)
-        .map_err(|e| Error::io(format!("opening {}", events_path.display()), e))?;
-
-    let app = router(config.token.clone(), inputs_sender.clone(), log.clone());
-    let serving = serve(config.listener, config.identity.as_ref(), app)?;
+    let teller = Teller::open(&config.job_dir, config.told, 0)?;
+    let app = router(config.token.clone(), inputs_sender.clone(), teller.log());
+    let serving = listen::serve(config.listener, config.identity.as_ref(), app)?;
     index(&job_spec, config.job_dir.join("index"), inputs_sender.clone())?;
 
     let running =
@@ -71,31 +59,16 @@ pub async fn run(mut config: Config) -> Result<Outcome> {
         inputs: inputs_sender,
         tickets: BTreeMap::new(),
         ticket_next: 1,
-        log,
-        told: config.told,
-        events_file,
+        teller,
         running,
         over: None,
     };
     let outcome = edge.follow(inputs, config.news, config.stops).await;
     if outcome.is_ok() {
-        let _ = tokio::time::timeout(LAST_WORDS, edge.log.all_seen()).await;
+        edge.teller.farewell().await;
     }
     serving.abort();
     outcome.map(|phase| Outcome { phase })
-}
-
-/// Answers calls from now on.
-fn serve(
-    listener: TcpListener,
-    identity: Option<&Identity>,
-    app: axum::Router,
-) -> Result<JoinHandle<std::io::Result<()>>> {
-    let Some(identity) = identity else {
-        return Ok(tokio::spawn(axum::serve(listener, app).into_future()));
-    };
-    let secure = Secure::new(listener, identity).map_err(|e| Error::io("starting to listen", e))?;
-    Ok(tokio::spawn(axum::serve(secure, app).into_future()))
 }
 
 /// Opens the ledger, checks that it is this job's, and takes over what still runs.
@@ -141,13 +114,6 @@ fn prepare(config: &mut Config, checkpoint_dir: &Path) -> Result<(Ledger, Start)
     Ok((ledger, start))
 }
 
-/// The number of the last event that an earlier master told; 0 where there is none.
-fn last_event(path: &Path) -> u64 {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    let number = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?["seq"].as_u64();
-    text.lines().rev().find_map(number).unwrap_or(0)
-}
-
 /// Indexes the files on a thread of its own.
 fn index(
     job: &elasticdl_spec::JobSpec,
@@ -177,9 +143,7 @@ struct Edge {
     inputs: mpsc::UnboundedSender<Input>,
     tickets: BTreeMap<Ticket, oneshot::Sender<Answer>>,
     ticket_next: Ticket,
-    log: EventLog,
-    told: Option<mpsc::UnboundedSender<status::Event>>,
-    events_file: File,
+    teller: Teller,
     /// Processes that were started and whose exit has not been seen.
     running: BTreeMap<u32, (Role, u32)>,
     over: Option<(Phase, Instant)>,
@@ -204,6 +168,8 @@ impl Edge {
                         self.step(Event::Exited(exit))?;
                     }
                     News::Waits(waits) => self.step(Event::Waits(waits))?,
+                    // Whoever has room joins soon, and that is told.
+                    News::Placed(_) => {}
                 },
                 Some(stop) = stops.recv() => self.step(Event::Stop(stop))?,
                 Some(input) = inputs.recv() => self.input(input)?,
@@ -330,7 +296,7 @@ impl Edge {
                     let ledger = serde_json::to_value(self.ledger_status()).expect("numbers are JSON");
                     fields.insert("ledger".into(), ledger);
                 }
-                self.emit(event, fields);
+                self.teller.emit(event, fields);
                 None
             }
             Effect::Finish(phase) => {
@@ -365,28 +331,5 @@ impl Edge {
             let _ = inputs.send(Input::Event(Event::Exported(export(&dir))));
         });
         None
-    }
-
-    /// Tells the events file and the log, and then followers: a number that they have seen is not used again.
-    fn emit(&mut self, event: &str, fields: serde_json::Map<String, serde_json::Value>) {
-        let seconds = self.began.elapsed().as_millis() as f64 / 1000.0;
-        let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
-        let event = status::Event { event: event.into(), seq: self.log.next_seq(), seconds, unix_ms, fields };
-        match serde_json::to_string(&event) {
-            Ok(line) => {
-                if event.event != "progress" {
-                    tracing::info!("{line}");
-                }
-                if let Err(error) = writeln!(self.events_file, "{line}") {
-                    tracing::warn!(%error, "cannot write the event to events.jsonl");
-                }
-            }
-            Err(error) => tracing::error!(%error, "an event is no JSON"),
-        }
-        if let Some(told) = &self.told {
-            // Nobody may listen any more.
-            let _ = told.send(event.clone());
-        }
-        self.log.push(event);
     }
 }

@@ -1,15 +1,7 @@
 //! Edge: turns calls into events and answers into replies. gRPC and HTTP share one port, and nothing
 //! is answered without the job's token.
 
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-use axum::extract::{Query, Request, State};
-use axum::http::StatusCode;
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::Router;
 use elasticdl_spec::LeaseId;
 use elasticdl_wire::Token;
 use elasticdl_wire::control::master_server::{Master, MasterServer};
@@ -18,12 +10,11 @@ use elasticdl_wire::control::{
     LeaseReply, LeaseRequest, Member, ReadyReply, ReadyRequest, ReportReply, ReportRequest, TopologyReply,
     TopologyRequest,
 };
-use serde::Deserialize;
-use serde_json::{Value, json};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::job::{Answer, Caller, Event, Need, Ticket};
-use crate::status::{self, AllowRequest, ScaleRequest, Status, StopRequest};
+use crate::pages::{EventLog, Led, Unmet, guarded, pages};
+use crate::status::{Status, StopRequest, Wanted};
 
 /// Something for the loop.
 pub enum Input {
@@ -35,68 +26,10 @@ pub enum Input {
     Status(oneshot::Sender<Status>),
 }
 
-/// The events of a job so far, and who has seen them.
-#[derive(Clone)]
-pub struct EventLog {
-    /// The number of the last event of the masters before.
-    before: u64,
-    events: Arc<Mutex<Vec<status::Event>>>,
-    count: watch::Sender<u64>,
-    /// The highest number that a follower has acknowledged by asking for what comes after it.
-    seen: watch::Sender<u64>,
-}
-
-impl EventLog {
-    /// A log whose numbers go on after `before`, the last one of the masters before.
-    pub fn new(before: u64) -> Self {
-        EventLog {
-            before,
-            events: Arc::default(),
-            count: watch::channel(before).0,
-            seen: watch::channel(0).0,
-        }
-    }
-
-    /// The number of the next event.
-    pub fn next_seq(&self) -> u64 {
-        *self.count.borrow() + 1
-    }
-
-    /// Publishes the next event.
-    pub fn push(&self, event: status::Event) {
-        assert_eq!(event.seq, self.next_seq(), "events come without holes");
-        let seq = event.seq;
-        self.events.lock().expect("no holder of this lock panics").push(event);
-        self.count.send_replace(seq);
-    }
-
-    /// Waits until a follower has seen everything.
-    pub async fn all_seen(&self) {
-        let count = *self.count.borrow();
-        let mut seen = self.seen.subscribe();
-        // The sender lives in self, so this ends only when the condition holds.
-        let _ = seen.wait_for(|seen| *seen >= count).await;
-    }
-
-    async fn after(&self, after: u64, wait: Duration) -> Vec<status::Event> {
-        self.seen.send_if_modified(|seen| {
-            let newer = after > *seen;
-            *seen = after.max(*seen);
-            newer
-        });
-        let mut count = self.count.subscribe();
-        // Nothing new in time is an answer too.
-        let _ = tokio::time::timeout(wait, count.wait_for(|count| *count > after)).await;
-        let events = self.events.lock().expect("no holder of this lock panics");
-        events.iter().skip(after.saturating_sub(self.before) as usize).cloned().collect()
-    }
-}
-
 /// What the handlers share.
 #[derive(Clone)]
 struct Shared {
     inputs: mpsc::UnboundedSender<Input>,
-    log: EventLog,
 }
 
 impl Shared {
@@ -116,88 +49,40 @@ impl Shared {
 
 /// Everything the master answers, behind the token.
 pub fn router(token: Token, inputs: mpsc::UnboundedSender<Input>, log: EventLog) -> Router {
-    let shared = Shared { inputs, log };
+    let shared = Shared { inputs };
     let grpc = MasterServer::new(shared.clone()).max_decoding_message_size(64 << 20);
-    let http = Router::new()
-        .route("/v1/status", get(get_status))
-        .route("/v1/events", get(get_events))
-        .route("/v1/scale", post(post_scale))
-        .route("/v1/allow", post(post_allow))
-        .route("/v1/stop", post(post_stop))
-        .with_state(shared);
-    tonic::service::Routes::new(grpc)
-        .into_axum_router()
-        .merge(http)
-        .layer(axum::middleware::from_fn_with_state(token, require_token))
+    let calls = tonic::service::Routes::new(grpc).into_axum_router();
+    guarded(calls.merge(pages(shared, log)), token)
 }
 
-async fn require_token(State(token): State<Token>, request: Request, next: Next) -> Response {
-    let header = request.headers().get("authorization").map(|h| h.as_bytes());
-    if token.matches_header(header) {
-        return next.run(request).await;
-    }
-    tracing::warn!(path = request.uri().path(), "call without the job's token refused");
-    let grpc =
-        request.headers().get("content-type").is_some_and(|t| t.as_bytes().starts_with(b"application/grpc"));
-    if grpc {
-        return tonic::Status::unauthenticated("the job's token is missing or wrong").into_http();
-    }
-    let body = json!({"error": "the job's token is missing or wrong"});
-    (StatusCode::UNAUTHORIZED, Json(body)).into_response()
-}
-
-async fn get_status(State(shared): State<Shared>) -> Response {
-    let (reply, status) = oneshot::channel();
-    // Where the loop is gone the question is dropped at once, and with it the wait for an answer.
-    drop(shared.inputs.send(Input::Status(reply)));
-    match status.await {
-        Ok(status) => Json(status).into_response(),
-        Err(_) => ending().into_response(),
-    }
-}
-
-#[derive(Deserialize)]
-struct EventsQuery {
-    #[serde(default)]
-    after: u64,
-    #[serde(default)]
-    wait_ms: u64,
-}
-
-async fn get_events(State(shared): State<Shared>, Query(query): Query<EventsQuery>) -> Response {
-    let wait = Duration::from_millis(query.wait_ms.min(30_000));
-    Json(shared.log.after(query.after, wait).await).into_response()
-}
-
-async fn post_scale(State(shared): State<Shared>, Json(scale): Json<ScaleRequest>) -> Response {
-    let workers = json!({"workers": scale.workers});
-    noted(shared.ask(move |ticket| Event::Scale(ticket, scale.workers)).await, workers)
-}
-
-async fn post_allow(State(shared): State<Shared>, Json(allow): Json<AllowRequest>) -> Response {
-    let workers = json!({"workers": allow.workers});
-    noted(shared.ask(move |ticket| Event::Allow(ticket, allow.workers)).await, workers)
-}
-
-fn noted(outcome: Result<Answer, tonic::Status>, body: Value) -> Response {
+/// A wish that was noted, or why not.
+fn met(outcome: Result<Answer, tonic::Status>) -> Result<(), Unmet> {
     match outcome {
-        Ok(_) => Json(body).into_response(),
+        Ok(_) => Ok(()),
         Err(status) if status.code() == tonic::Code::FailedPrecondition => {
-            (StatusCode::BAD_REQUEST, Json(json!({"error": status.message()}))).into_response()
+            Err(Unmet::Refused(status.message().into()))
         }
-        Err(_) => ending().into_response(),
+        Err(_) => Err(Unmet::Ending),
     }
 }
 
-async fn post_stop(State(shared): State<Shared>, Json(stop): Json<StopRequest>) -> Response {
-    match shared.inputs.send(Input::Event(Event::Stop(stop))) {
-        Ok(()) => Json(json!({"stopping": true})).into_response(),
-        Err(_) => ending().into_response(),
+impl Led for Shared {
+    fn status(&self, reply: oneshot::Sender<Status>) {
+        // Where the loop is gone the question is dropped at once, and with it the wait for an answer.
+        drop(self.inputs.send(Input::Status(reply)));
     }
-}
 
-fn ending() -> impl IntoResponse {
-    (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"error": "the master is ending"})))
+    async fn scale(&self, wanted: Wanted) -> Result<(), Unmet> {
+        met(self.ask(move |ticket| Event::Scale(ticket, wanted)).await)
+    }
+
+    async fn allow(&self, workers: Option<u32>) -> Result<(), Unmet> {
+        met(self.ask(move |ticket| Event::Allow(ticket, workers)).await)
+    }
+
+    fn stop(&self, stop: StopRequest) -> bool {
+        self.inputs.send(Input::Event(Event::Stop(stop))).is_ok()
+    }
 }
 
 fn caller(member: Option<&Member>) -> Result<Caller, tonic::Status> {

@@ -16,6 +16,8 @@ pub enum Phase {
     Starting,
     /// Training tasks are being worked on.
     Training,
+    /// A person's own program runs.
+    Running,
     /// All is trained; the last checkpoint is being written.
     Saving,
     /// The final evaluation runs on the saved model.
@@ -99,6 +101,24 @@ pub struct Status {
     /// The ledger of this master.
     #[serde(default)]
     pub ledger: LedgerStatus,
+    /// What runs in place of training; its members are the `workers`, and there are no records.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<ProgramStatus>,
+}
+
+/// A person's own program.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramStatus {
+    /// How often all members have begun together.
+    pub rounds: u32,
+    /// How often something was started again because it ended.
+    pub restarts: u32,
+    /// How often that may be.
+    pub restarts_max: u32,
+    /// How often in a row there was no room for all of them.
+    pub tries: u32,
+    /// Why the program does not run.
+    pub waits: Option<String>,
 }
 
 /// What the ledger costs.
@@ -130,7 +150,11 @@ pub struct TaskCounts {
 pub struct Process {
     /// Its number.
     pub id: u32,
-    /// pending (there is no room for it), starting, working, idle, serving, draining or waiting (for a restart).
+    /// Its name, where that is another than its role and number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// pending (there is no room for it), starting, working, idle, serving, draining or waiting (for a restart);
+    /// ready, running or ended where it is a member of a person's own program.
     pub state: String,
     /// Why it is pending.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -154,7 +178,9 @@ pub struct Process {
 pub struct Event {
     /// What: started, indexed, training, leasing, progress, evaluated, checkpoint, scaled, allowed,
     /// worker_started, worker_joined, worker_exited, server_started, server_ready, server_exited, pending, silent, replay, replayed,
-    /// task_goes_on, lease_expired, quarantined, warning, stopping, exported, finished.
+    /// task_goes_on, lease_expired, quarantined, warning, stopping, exported, finished. Of a person's own program:
+    /// started, member_started, member_joined, member_exited, member_ended, pending, given_back, running, restarting,
+    /// silent, stopping, finished.
     pub event: String,
     /// Its number, from 1, without holes.
     pub seq: u64,

@@ -14,6 +14,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Config, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::json;
 use tracing::warn;
 
 use crate::error::{Error, Result};
@@ -23,6 +24,9 @@ use crate::pod::{self, State};
 
 /// How long the API server may take to answer.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
+
+/// Who writes down what masters remember, in the managed fields: others who apply the object leave that alone.
+const BOOKKEEPER: &str = "elasticdl-master";
 
 /// A cluster and a namespace on it.
 #[derive(Clone)]
@@ -122,6 +126,35 @@ impl Cluster {
     pub async fn anchor(&self, job: &str) -> Result<Option<Secret>> {
         let name = names::anchor(job);
         self.api().get_opt(&name).await.map_err(Error::api(format!("looking for the secret {name}")))
+    }
+
+    /// What the masters of a person's own program remember.
+    pub async fn recall(&self, job: &str) -> Result<Option<String>> {
+        let secret = self.anchor(job).await?;
+        Ok(secret.and_then(|secret| secret.annotations().get(names::BOOK).cloned()))
+    }
+
+    /// Remembers for the next master. `is_ours` tells from what was remembered whether this one still leads;
+    /// `false`: it does not.
+    pub async fn remember(&self, job: &str, book: &str, is_ours: impl Fn(&str) -> bool) -> Result<bool> {
+        let name = names::anchor(job);
+        let failed = || Error::api(format!("writing to the secret {name}"));
+        loop {
+            let secret: Secret = self.api().get(&name).await.map_err(failed())?;
+            if secret.annotations().get(names::BOOK).is_some_and(|known| !is_ours(known)) {
+                return Ok(false);
+            }
+            // Whoever has written in between, with the version that was looked at this is a conflict.
+            let metadata =
+                json!({ "annotations": { names::BOOK: book }, "resourceVersion": secret.resource_version() });
+            let patch = Patch::Merge(json!({ "metadata": metadata }));
+            let params = PatchParams { field_manager: Some(BOOKKEEPER.into()), ..PatchParams::default() };
+            match self.api::<Secret>().patch(&name, &params, &patch).await {
+                Ok(_) => return Ok(true),
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(error) => return Err(failed()(error)),
+            }
+        }
     }
 
     /// Where the master is called from inside the cluster.

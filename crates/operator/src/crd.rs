@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::resource::{GROUP, PLURAL, Phase, VERSION};
 
 /// Whatever is said here is what the job's ledger and checkpoints are made of.
-const FIXED: [&str; 3] = ["model", "data", "train"];
+const FIXED: [&str; 4] = ["model", "data", "train", "command"];
 
 /// The definition.
 pub fn definition() -> Value {
@@ -94,6 +94,10 @@ fn spec() -> Value {
     let partitions = |it: &str| format!("(has({it}.servers) && has({it}.servers.partitions))");
     let mut rules = sections.to_vec();
     rules.push(json!({
+        "rule": "has(self.command) || (has(self.model) && has(self.data))",
+        "message": "model and data are missing; or command, to run a program of your own",
+    }));
+    rules.push(json!({
         "rule": format!("{} == {}", partitions("self"), partitions("oldSelf")),
         "message": fixed("servers.partitions"),
     }));
@@ -120,15 +124,14 @@ fn spec() -> Value {
 }
 
 fn fixed(name: &str) -> String {
-    format!(
-        "{name} cannot change while the job is there: its checkpoints are made of it; make a job of another name"
-    )
+    let why = if name == "command" { "" } else { ": its checkpoints are made of it" };
+    format!("{name} cannot change while the job is there{why}; make a job of another name")
 }
 
 fn default(path: &str) -> Option<&'static str> {
     match find(path)?.default {
         Fallback::Value(text) => Some(text),
-        Fallback::Required | Fallback::Unset => None,
+        Fallback::Required | Fallback::RequiredToTrain | Fallback::Unset => None,
     }
 }
 
@@ -137,9 +140,14 @@ fn insert(root: &mut Value, setting: &Setting) {
     let mut place = root;
     let mut keys: Vec<&str> = setting.path.split('.').collect();
     let last = keys.pop().expect("a path has a part");
-    let required = matches!(setting.default, Fallback::Required);
+    let (mut whole, required) = match setting.default {
+        Fallback::Required => (true, true),
+        // Within its section: a job that runs a program of its own has no such section.
+        Fallback::RequiredToTrain => (false, true),
+        Fallback::Unset | Fallback::Value(_) => (false, false),
+    };
     for key in keys {
-        if required {
+        if std::mem::replace(&mut whole, required) {
             require(place, key);
         }
         let sections = place["properties"].as_object_mut().expect("a section has properties");
@@ -173,7 +181,7 @@ fn field(setting: &Setting) -> Value {
     let mut field = kind(setting.rule);
     let default = match setting.default {
         Fallback::Value(text) => format!(" Default: {text}."),
-        Fallback::Required | Fallback::Unset => String::new(),
+        Fallback::Required | Fallback::RequiredToTrain | Fallback::Unset => String::new(),
     };
     field.insert("description".into(), json!(format!("{}{default}", setting.help)));
     field.into()
@@ -192,7 +200,7 @@ fn kind(rule: Rule) -> Map<String, Value> {
         Rule::Counts => {
             json!({ "type": "array", "items": { "type": "integer", "format": "int64", "minimum": 1 } })
         }
-        Rule::Mapping | Rule::Pairs => {
+        Rule::Mapping | Rule::Pairs | Rule::Tally => {
             json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
         }
         Rule::Mappings => json!({
@@ -287,7 +295,7 @@ mod tests {
             }
             assert!(place["description"].as_str().unwrap().starts_with(setting.help), "{}", setting.path);
         }
-        assert_eq!(spec["required"], json!(["model", "data"]));
+        assert_eq!(spec["required"], Value::Null, "a rule says that it is these or a command");
         assert_eq!(spec["properties"]["data"]["required"], json!(["train", "layout"]));
     }
 

@@ -108,6 +108,11 @@ impl Fleet {
         self.shared.roster().is_alive(who)
     }
 
+    /// Whether this very pod is known, though it may have ended; then that was told.
+    pub fn knows(&self, who: Who) -> bool {
+        self.shared.roster().knows(who)
+    }
+
     /// Asks a pod to end: it drains.
     pub fn stop(&self, who: Who) {
         self.delete(who, DeleteParams::default());
@@ -187,7 +192,10 @@ impl Shared {
     /// The pod to be made, under the first name that is free.
     fn pod(&self, who: Who, attempt: &mut u32) -> Result<(Pod, String)> {
         let roster = self.roster();
-        let plain = names::member(&self.job.spec.name, who.role, who.id);
+        let plain = match &self.job.spec.command {
+            Some(command) => names::part(&self.job.spec.name, command.member(who.id)),
+            None => names::member(&self.job.spec.name, who.role, who.id),
+        };
         while roster.has(&names::attempt(&plain, *attempt)) {
             *attempt += 1;
         }

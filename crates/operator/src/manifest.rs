@@ -17,6 +17,8 @@ use serde_json::{Map, Value, json};
 use crate::error::{Error, Result};
 use crate::names;
 
+mod gang;
+
 /// Where a job's secrets are in its pods.
 pub const SECRETS: &str = "/etc/elasticdl";
 /// The port of the master.
@@ -87,12 +89,18 @@ pub const TLS_FILES: [&str; 3] = ["ca.pem", "cert.pem", "key.pem"];
 impl Job {
     /// The directory of the job's ledger and events, on a volume.
     pub fn directory(&self) -> String {
+        if self.spec.command.is_some() {
+            return gang::STATE.into();
+        }
         let base = self.spec.kubernetes.directory().trim_end_matches('/');
         format!("{base}/.elasticdl/{}.{}/{}", self.namespace, self.spec.name, self.run)
     }
 
-    /// A pod of a worker or server.
+    /// A pod of a worker or server, or of a member of a person's own program.
     pub fn member(&self, member: &Member) -> Result<Pod> {
+        if let Some(command) = &self.spec.command {
+            return self.part(command, member);
+        }
         let (pods, command, setting) = match member.role {
             Role::Worker => (&self.spec.kubernetes.workers, "worker", "workers"),
             Role::Server => (&self.spec.kubernetes.servers, "ps", "servers"),
@@ -156,7 +164,11 @@ impl Job {
             account: Some(account),
             memory: pods.memory_after(0),
         };
-        self.pod(&pod, pods, "master")
+        let mut pod = self.draft(&pod, pods, "master");
+        if self.spec.command.is_some() {
+            gang::dress_master(&mut pod);
+        }
+        finished(pod, pods, "master")
     }
 
     /// A pod that does one thing with the job's volumes and ends.
@@ -205,10 +217,12 @@ impl Job {
     pub fn account(&self) -> (ServiceAccount, Rights, RoleBinding) {
         let name = names::anchor(&self.spec.name);
         let metadata = self.metadata(&name, &[], &[]);
+        // A job without a volume keeps there what its next master must know.
+        let secret = if self.spec.command.is_some() { &["get", "patch"][..] } else { &["get"] };
         let rights = json!({ "metadata": metadata, "rules": [
             { "apiGroups": [""], "resources": ["pods"], "verbs": ["create", "delete", "list", "watch"] },
             { "apiGroups": [""], "resources": ["services"], "verbs": ["get"], "resourceNames": [names::master(&self.spec.name)] },
-            { "apiGroups": [""], "resources": ["secrets"], "verbs": ["get"], "resourceNames": [name] },
+            { "apiGroups": [""], "resources": ["secrets"], "verbs": secret, "resourceNames": [name] },
             { "apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"] },
         ]});
         let binding = json!({
@@ -241,6 +255,11 @@ impl Job {
     }
 
     fn pod(&self, parts: &PodParts<'_>, pods: &RolePods, setting: &str) -> Result<Pod> {
+        finished(self.draft(parts, pods, setting), pods, setting)
+    }
+
+    /// A pod before the person's own words are laid over it.
+    fn draft(&self, parts: &PodParts<'_>, pods: &RolePods, setting: &str) -> Value {
         let spec = &self.spec.kubernetes;
         let (volumes, mounts) = self.volumes();
         let resources = resources(pods, parts.memory, setting);
@@ -281,12 +300,7 @@ impl Job {
                 pod["metadata"][key][name] = json!(value);
             }
         }
-        if let Some(over) = &pods.pod {
-            lay_over(&mut pod, over);
-        }
-        let wrong =
-            |source| Error::Manifest { what: format!("{setting}.pod or kubernetes"), kind: "pod", source };
-        serde_json::from_value(pod).map_err(wrong)
+        pod
     }
 
     fn env(&self, own: &[(&str, Value)]) -> Vec<Value> {
@@ -362,6 +376,16 @@ pub fn priorities() -> Vec<PriorityClass> {
         known(json!({ "metadata": { "name": name }, "value": value, "description": description }))
     };
     CLASSES.into_iter().map(class).collect()
+}
+
+/// A pod with the person's own words laid over it.
+fn finished(mut pod: Value, pods: &RolePods, setting: &str) -> Result<Pod> {
+    if let Some(over) = &pods.pod {
+        lay_over(&mut pod, over);
+    }
+    let wrong =
+        |source| Error::Manifest { what: format!("{setting}.pod or kubernetes"), kind: "pod", source };
+    serde_json::from_value(pod).map_err(wrong)
 }
 
 /// What differs between the pods of a job.

@@ -1,5 +1,6 @@
 //! Names and labels of everything that belongs to a job.
 
+use elasticdl_spec::command::MemberName;
 use elasticdl_wire::control::Role;
 
 /// Label: which job.
@@ -10,6 +11,11 @@ pub const ROLE: &str = "elasticdl.org/role";
 pub const ID: &str = "elasticdl.org/id";
 /// Label: tells two pods of one worker or server apart.
 pub const LAUNCH: &str = "elasticdl.org/launch";
+/// Label: the rank of a member of a person's own program. Its role is that of the program, and its id its number
+/// in that.
+pub const MEMBER: &str = "elasticdl.org/member";
+/// Annotation of the object that owns a job: what the masters of a person's own program remember.
+pub const BOOK: &str = "elasticdl.org/book";
 /// Annotation: how often pods of this role had been killed for their memory.
 pub const MEMORY_DEATHS: &str = "elasticdl.org/memory-deaths";
 /// The container that runs our program.
@@ -57,9 +63,14 @@ pub fn member(job: &str, of: Role, id: u32) -> String {
     format!("{job}-{}-{id}", role(of))
 }
 
-/// Selects the pods of a job's workers and servers.
+/// The first name for the pod of a member of a person's own program.
+pub fn part(job: &str, member: MemberName<'_>) -> String {
+    format!("{job}-{member}")
+}
+
+/// Selects the pods of a job's workers and servers, or of the members of a person's own program.
 pub fn members_selector(job: &str) -> String {
-    format!("{JOB}={job},{ROLE} in (worker,server)")
+    format!("{JOB}={job},{ROLE} notin (master,errand)")
 }
 
 /// Selects the pods of a job's master.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerStateWaiting, ContainerStatus, Pod};
 
 use crate::names;
 
@@ -135,8 +135,17 @@ pub fn end(pod: &Pod) -> End {
     End { code: code.filter(|_| signal.is_none()), signal, last_lines, ..End::by(cause) }
 }
 
+/// How our container ended; or one that was to prepare it, and failed.
 fn terminated(pod: &Pod) -> Option<&k8s_openapi::api::core::v1::ContainerStateTerminated> {
-    container(pod)?.state.as_ref()?.terminated.as_ref()
+    let main = container(pod).and_then(|status| status.state.as_ref()?.terminated.as_ref());
+    main.or_else(|| {
+        let mut ended = init_containers(pod).filter_map(|status| status.state.as_ref()?.terminated.as_ref());
+        ended.find(|ended| ended.exit_code != 0)
+    })
+}
+
+fn init_containers(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    pod.status.iter().flat_map(|status| status.init_container_statuses.iter().flatten())
 }
 
 fn container(pod: &Pod) -> Option<&ContainerStatus> {
@@ -161,12 +170,15 @@ fn disruption(pod: &Pod) -> Option<Cause> {
 
 fn wait(pod: &Pod) -> Option<Wait> {
     let status = pod.status.as_ref()?;
-    let waiting = container(pod).and_then(|c| c.state.as_ref()?.waiting.as_ref());
-    if let Some(waiting) = waiting {
-        let reason = waiting.reason.as_deref().unwrap_or_default();
-        let usual = matches!(reason, "" | "ContainerCreating" | "PodInitializing");
-        let why = waiting.message.as_deref().unwrap_or(reason);
-        return (!usual).then(|| Wait { may_pass: false, why: format!("{reason}: {why}") });
+    let containers: Vec<&ContainerStatus> = init_containers(pod).chain(container(pod)).collect();
+    let mut waiting = containers.iter().filter_map(|c| c.state.as_ref()?.waiting.as_ref()).peekable();
+    if waiting.peek().is_some() {
+        let reason = |w: &ContainerStateWaiting| w.reason.clone().unwrap_or_default();
+        let usual = |reason: &str| matches!(reason, "" | "ContainerCreating" | "PodInitializing");
+        let stuck = waiting.find(|waiting| !usual(&reason(waiting)))?;
+        let (reason, message) = (reason(stuck), stuck.message.clone());
+        let why = format!("{reason}: {}", message.as_ref().unwrap_or(&reason));
+        return Some(Wait { may_pass: false, why });
     }
     let conditions = status.conditions.iter().flatten();
     let scheduled = conditions.into_iter().find(|c| c.type_ == "PodScheduled" && c.status == "False")?;
@@ -214,6 +226,24 @@ mod tests {
         let state = state(&pod(json!({ "phase": "Pending", "containerStatuses": statuses })));
         let expected = Wait { may_pass: false, why: "ErrImagePull: no such image".into() };
         assert_eq!(state, State::Waits(Some(expected)));
+    }
+
+    #[test]
+    fn a_container_that_prepares_the_pod_may_be_stuck_or_fail() {
+        let main = waiting("PodInitializing", "");
+        let init = |state: Value| json!([{ "name": "install", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state }]);
+        let stuck = init(json!({ "waiting": { "reason": "ErrImagePull", "message": "no such image" } }));
+        let status = json!({ "phase": "Pending", "containerStatuses": main, "initContainerStatuses": stuck });
+        let expected = Wait { may_pass: false, why: "ErrImagePull: no such image".into() };
+        assert_eq!(state(&pod(status)), State::Waits(Some(expected)));
+        let failed =
+            init(json!({ "terminated": { "exitCode": 1, "reason": "Error", "message": "disk full" } }));
+        let status = json!({ "phase": "Failed", "containerStatuses": main, "initContainerStatuses": failed });
+        let State::Ended(end) = state(&pod(status)) else { panic!() };
+        assert_eq!((end.code, end.cause, end.last_lines.len()), (Some(1), Cause::Own, 1));
+        let over = init(json!({ "terminated": { "exitCode": 0, "reason": "Completed" } }));
+        let status = json!({ "phase": "Running", "initContainerStatuses": over });
+        assert_eq!(state(&pod(status)), State::Runs);
     }
 
     #[test]

@@ -223,7 +223,11 @@ impl Deciding<'_> {
                 let quality =
                     self.status().auc.as_ref().map(|auc| format!(", AUC {auc}")).unwrap_or_default();
                 let records = self.status().records.unwrap_or(0);
-                self.finish(Phase::Done, "Done", &format!("{records} records trained{quality}"));
+                let message = match spec.command {
+                    Some(_) => "the program is done".into(),
+                    None => format!("{records} records trained{quality}"),
+                };
+                self.finish(Phase::Done, "Done", &message);
             }
             1 => self.finish(Phase::Failed, "WrongInput", &error),
             _ => self.finish(Phase::Failed, "Failed", &error),
@@ -379,13 +383,15 @@ impl Deciding<'_> {
         self.learn(report);
         self.decision.status.phase = Some(report.phase);
         self.hold("Running", true, "MasterAnswers", "");
-        let first = self.status().restart_records.is_none_or(|before| report.records > before);
+        // A program of its own that runs is as good as a record done.
+        let first = self.status().restart_records.is_none_or(|before| report.records > before)
+            || report.phase == Phase::Running;
         if self.status().restarts_in_row > 0 && first {
             self.decision.status.restarts_in_row = 0;
         }
         let allowed = self.seen.grant.as_ref().map(|grant| grant.workers.max(1));
         let ends = matches!(report.phase, Phase::Stopping | Phase::Saving);
-        if allowed != report.workers_allowed && !ends {
+        if allowed != report.workers_allowed && !ends && spec.command.is_none() {
             self.act(Action::Allow(allowed));
         }
         let wanted = spec.workers.count.map(|count| count.min(spec.workers.max));

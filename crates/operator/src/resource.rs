@@ -116,6 +116,8 @@ pub enum Phase {
     Starting,
     /// Training.
     Training,
+    /// A person's own program runs.
+    Running,
     /// All is trained; the last checkpoint is written.
     Saving,
     /// The saved model is judged.
@@ -139,10 +141,11 @@ impl Phase {
     }
 
     /// All of them.
-    pub const ALL: [Phase; 10] = [
+    pub const ALL: [Phase; 11] = [
         Phase::Pending,
         Phase::Starting,
         Phase::Training,
+        Phase::Running,
         Phase::Saving,
         Phase::Evaluating,
         Phase::Stopping,
@@ -180,7 +183,7 @@ impl ElasticJob {
         let inputs = Inputs { file: Some(&file.to_string()), ..Inputs::default() };
         let job = resolve(&inputs)?.job;
         let mut problems = Vec::new();
-        if job.kubernetes.volumes.is_empty() {
+        if job.kubernetes.volumes.is_empty() && job.command.is_none() {
             let hint = "as in [{ persistentVolumeClaim: { claimName: data }, mountPath: /data }]";
             problems.push(Problem {
                 place: "spec.kubernetes.volumes".into(),
@@ -206,20 +209,31 @@ impl ElasticJob {
     }
 }
 
-/// The pods of a master, a server and a worker as the job would have them.
-pub(crate) fn pods_of(spec: &JobSpec, namespace: &str) -> [crate::Result<Pod>; 3] {
+/// The pods of each kind as the job would have them, and how many: the master, and of workers one, which comes last;
+/// or the members of a person's own program.
+pub(crate) fn pods_of(spec: &JobSpec, namespace: &str) -> Vec<(crate::Result<Pod>, u32)> {
     let (spec, namespace) = (spec.clone(), namespace.to_string());
     let job = Job { spec, namespace, run: String::new(), fresh: false, allowed: None, owner: None };
-    let member = |role| {
+    let member = |role, id| {
         let (name, master) = ("pod".to_string(), String::new());
-        job.member(&Member { role, id: 0, launch: 0, name, master, high: false, memory_deaths: 0 })
+        job.member(&Member { role, id, launch: 0, name, master, high: false, memory_deaths: 0 })
     };
-    [job.master(0), member(Role::Server), member(Role::Worker)]
+    let mut pods = vec![(job.master(0), 1)];
+    match &job.spec.command {
+        Some(command) => {
+            let roles = command.roles.iter().filter_map(|role| Some((command.first(&role.name)?, role)));
+            pods.extend(roles.map(|(rank, role)| (member(Role::Worker, rank), role.count)));
+        }
+        None => {
+            pods.extend([(member(Role::Server, 0), job.spec.servers.count), (member(Role::Worker, 0), 1)])
+        }
+    }
+    pods
 }
 
 /// What Kubernetes would not take of a job's pods, before any is made.
 fn unmakable(spec: &JobSpec, namespace: &str) -> Vec<Problem> {
-    let pods = pods_of(spec, namespace);
+    let pods = pods_of(spec, namespace).into_iter().map(|(pod, _)| pod);
     let problem = |error: Error| Problem { place: "spec".into(), what: error.chain(), hint: None };
     pods.into_iter().filter_map(Result::err).map(problem).collect()
 }
@@ -337,6 +351,16 @@ mod tests {
             problems.contains("spec.kubernetes.volumes") && problems.contains("kubectl -n other"),
             "{problems}"
         );
+    }
+
+    #[test]
+    fn a_program_of_its_own_needs_no_volume() {
+        let roles = json!({ "worker": 2, "ps": 1 });
+        let mut spec = json!({ "command": { "run": ["a"], "framework": "tensorflow", "roles": roles } });
+        assert_eq!(job(spec.clone()).resolve().unwrap().command.unwrap().size(), 3);
+        spec["servers"] = json!({ "pod": { "spec": { "containers": 7 } } });
+        let problems = job(spec).resolve().unwrap_err().to_string();
+        assert!(problems.contains("servers.pod"), "{problems}");
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub enum News {
     Ended(Who, End),
     /// A pod does not run yet, for this reason.
     Waits(Who, Wait),
+    /// A pod that had no room has some now.
+    Placed(Who),
 }
 
 impl News {
@@ -71,10 +73,13 @@ impl Roster {
         let before = self.pods.get(&name).filter(|known| known.who == who);
         let told = before.is_some_and(|known| known.told);
         let same = before.is_some_and(|known| known.state == state);
+        let had_no_room =
+            before.is_some_and(|known| matches!(&known.state, State::Waits(Some(wait)) if wait.may_pass));
         self.pods.insert(name.clone(), Known { who, state: state.clone(), high, told });
         match state {
             State::Ended(end) => self.tell(&name, end),
             State::Waits(Some(wait)) if !same => Some(News::Waits(who, wait)),
+            State::Waits(None) | State::Runs if had_no_room => Some(News::Placed(who)),
             _ => None,
         }
     }
@@ -120,6 +125,11 @@ impl Roster {
         self.pods
             .values()
             .any(|known| known.who == who && !known.told && !matches!(known.state, State::Ended(_)))
+    }
+
+    /// Whether the very pod is known, whether it has ended or not.
+    pub fn knows(&self, who: Who) -> bool {
+        self.pods.values().any(|known| known.who == who)
     }
 
     /// The names of this process's pod.
@@ -178,12 +188,17 @@ fn memory_key(role: Role, id: u32) -> (i32, u32) {
 /// Which process a pod is.
 pub fn who(pod: &Pod) -> Option<Who> {
     let label = |name: &str| pod.labels().get(name).map(String::as_str);
+    let launch = label(names::LAUNCH)?.parse().ok()?;
+    // A member of a person's own program, whatever its role there, is a worker to us.
+    if let Some(rank) = label(names::MEMBER) {
+        return Some(Who { role: Role::Worker, id: rank.parse().ok()?, launch });
+    }
     let role = match label(names::ROLE)? {
         "worker" => Role::Worker,
         "server" => Role::Server,
         _ => return None,
     };
-    Some(Who { role, id: label(names::ID)?.parse().ok()?, launch: label(names::LAUNCH)?.parse().ok()? })
+    Some(Who { role, id: label(names::ID)?.parse().ok()?, launch })
 }
 
 #[cfg(test)]
@@ -274,6 +289,21 @@ mod tests {
         assert!(matches!(roster.applied(&waits("no room")), Some(News::Waits(WORKER, _))));
         assert_eq!(roster.applied(&waits("no room")), None);
         assert!(roster.applied(&waits("still no room")).is_some());
+        assert_eq!(
+            roster.applied(&pod("j-worker-3", 7, json!({ "phase": "Pending" }))),
+            Some(News::Placed(WORKER))
+        );
+        assert_eq!(roster.applied(&pod("j-worker-3", 7, runs())), None);
+    }
+
+    #[test]
+    fn members_of_a_program_are_known_by_their_rank() {
+        let mut member = pod("j-ps-0", 7, runs());
+        member.labels_mut().insert(names::MEMBER.into(), "3".into());
+        assert_eq!(who(&member), Some(WORKER));
+        let mut roster = Roster::default();
+        roster.applied(&member);
+        assert!(roster.knows(WORKER) && !roster.knows(Who { id: 4, ..WORKER }));
     }
 
     #[test]

@@ -257,13 +257,21 @@ impl Ask {
     ///
     /// Its pods cannot be made.
     pub fn of(job: &ElasticJob, spec: &JobSpec, useful: Option<u32>) -> Result<Ask> {
-        let [master, server, worker] = pods_of(spec, &job.namespace().unwrap_or_default());
-        let size = |pod: Pod| {
-            let spec = pod.spec.unwrap_or_default();
-            Size { requests: requests(&spec), placement: Placement::of(&spec) }
+        let mut others = Vec::new();
+        for (pod, count) in pods_of(spec, &job.namespace().unwrap_or_default()) {
+            let pod = pod?.spec.unwrap_or_default();
+            let size = Size { requests: requests(&pod), placement: Placement::of(&pod) };
+            others.extend(std::iter::repeat_n(size, count as usize));
+        }
+        let worker = others.pop().expect("every job has pods");
+        // The members of a person's own program come all or not at all: the last of them stands for a worker.
+        let (min, max) = match spec.command {
+            Some(_) => (1, 1),
+            None => {
+                let max = spec.workers.max;
+                (spec.kubernetes.workers_min, spec.workers.count.map_or(max, |count| count.min(max)))
+            }
         };
-        let (master, server, worker) = (size(master?), size(server?), size(worker?));
-        let servers = std::iter::repeat_n(server, spec.servers.count as usize);
         let status = job.status.clone().unwrap_or_default();
         let created = job.creation_timestamp().map_or(0, |time| time.0.as_millisecond());
         Ok(Ask {
@@ -271,13 +279,13 @@ impl Ask {
             // Workers with the high priority are never waited for.
             priority: i32::from(spec.kubernetes.priority >= 1.0),
             weight: spec.kubernetes.care.weight,
-            min: spec.kubernetes.workers_min,
-            max: spec.workers.count.map_or(spec.workers.max, |count| count.min(spec.workers.max)),
+            min,
+            max,
             useful,
             runs: status.start_time.is_some(),
             granted: status.workers_granted,
             worker,
-            others: [master].into_iter().chain(servers).collect(),
+            others,
         })
     }
 

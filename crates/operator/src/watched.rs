@@ -26,7 +26,12 @@ impl Watched {
             }
             Event::InitDone => self.complete = true,
             Event::InitApply(pod) | Event::Apply(pod) => self.add(pod),
-            Event::Delete(pod) => drop(self.pods.remove(&pod.name_any())),
+            Event::Delete(pod) => {
+                // Another one may have its name by now, though the watch has not told of it yet.
+                if self.pods.get(&pod.name_any()).is_some_and(|known| known.uid() == pod.uid()) {
+                    self.pods.remove(&pod.name_any());
+                }
+            }
         }
     }
 
@@ -74,5 +79,23 @@ mod tests {
         assert_eq!(masters(&watched), Some(vec![]));
         watched.add(pod("j-master-1", "master"));
         assert_eq!(masters(&watched), Some(vec!["j-master-1".into()]));
+    }
+
+    /// Goal: nobody starts a third master because the end of the first is told after the start of the second.
+    #[test]
+    fn the_end_of_a_pod_is_not_that_of_the_next_one_of_its_name() {
+        let life = |uid: &str| {
+            let mut pod = pod("j-master", "master");
+            pod.metadata.uid = Some(uid.into());
+            pod
+        };
+        let mut watched = Watched::default();
+        watched.take(Event::InitDone);
+        watched.take(Event::Apply(life("a")));
+        watched.add(life("b"));
+        watched.take(Event::Delete(life("a")));
+        assert_eq!(masters(&watched), Some(vec!["j-master".into()]));
+        watched.take(Event::Delete(life("b")));
+        assert_eq!(masters(&watched), Some(vec![]));
     }
 }

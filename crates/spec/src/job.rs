@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::command::CommandSpec;
 use crate::kubernetes::KubernetesSpec;
 use crate::layout::Layout;
 use crate::shape::ModelShape;
@@ -14,6 +15,10 @@ use crate::shape::ModelShape;
 pub struct JobSpec {
     /// `metadata.name`: unique among the jobs of a machine.
     pub name: String,
+    /// `command`: a person's own program. Where there is one, `model`, `data`, `train`, `evaluate`, `servers.count`,
+    /// `checkpoint` and `output` mean nothing, and nobody may have said them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<CommandSpec>,
     /// `model`
     pub model: ModelSpec,
     /// `data`

@@ -5,7 +5,7 @@
 //!
 //! - [`settings`]: every setting of a job file, once: path, default, rule, help.
 //! - [`resolve`]: default < file < environment < flag, with every problem found in one go.
-//! - [`job`]: [`JobSpec`], the typed result.
+//! - [`job`]: [`JobSpec`], the typed result. [`command`]: a job that runs a program of its own.
 //! - [`layout`]: what the columns of the data mean; the layouts known by name.
 //! - [`shape`]: tables and tensors of a model, as the servers see them.
 //! - [`placement`]: which partition holds a row, which server holds a partition.
@@ -14,6 +14,7 @@
 //! - [`ids`], [`mix`], [`error`]: the small things everybody needs.
 
 pub mod amount;
+pub mod command;
 pub mod error;
 pub mod ids;
 pub mod job;

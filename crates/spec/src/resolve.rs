@@ -12,6 +12,7 @@ use crate::job::JobSpec;
 use crate::settings::{Fallback, Rule, SETTINGS, Setting, find};
 
 mod build;
+mod command;
 mod value;
 
 /// The version of the job file.
@@ -240,8 +241,14 @@ impl Resolver {
     }
 
     fn finish(mut self) -> Result<Resolved, Problems> {
+        let trains = !self.values.contains_key("command.run");
         for setting in SETTINGS {
-            if matches!(setting.default, Fallback::Required) && !self.values.contains_key(setting.path) {
+            let required = match setting.default {
+                Fallback::Required => true,
+                Fallback::RequiredToTrain => trains,
+                Fallback::Unset | Fallback::Value(_) => false,
+            };
+            if required && !self.values.contains_key(setting.path) {
                 let hint = Some(format!("{} ({})", setting.help, setting.rule.expects()));
                 self.problem(&setting.file_path(), "missing".into(), hint);
             }

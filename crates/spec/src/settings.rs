@@ -19,6 +19,8 @@ pub struct Setting {
 pub enum Fallback {
     /// Somebody must say it.
     Required,
+    /// Somebody must say it, unless the job runs a program of its own (`command.run`).
+    RequiredToTrain,
     /// It stays unset.
     Unset,
     /// This value, as it would be written in YAML.
@@ -63,6 +65,8 @@ pub enum Rule {
     Priority,
     /// A mapping of texts to texts.
     Pairs,
+    /// A mapping of names to whole numbers of at least 1.
+    Tally,
     /// A mapping, passed on as it is.
     Mapping,
     /// A list of mappings, passed on as they are.
@@ -89,6 +93,7 @@ impl Rule {
             Rule::Amount => "an amount above 0, such as 2, 500m or 4Gi".into(),
             Rule::Priority => "low, high, or the fraction from 0 to 1 that is high".into(),
             Rule::Pairs => "a mapping of names to texts".into(),
+            Rule::Tally => "a mapping of names to whole numbers, such as { chief: 1, worker: 3 }".into(),
             Rule::Mapping => "a mapping".into(),
             Rule::Mappings => "a list of mappings".into(),
         }
@@ -103,7 +108,7 @@ const fn setting(path: &'static str, rule: Rule, default: Fallback, help: &'stat
     Setting { path, rule, default, help }
 }
 
-use Fallback::{Required, Unset, Value};
+use Fallback::{Required, RequiredToTrain, Unset, Value};
 
 /// All settings, in the order of `config show`.
 pub const SETTINGS: &[Setting] = &[
@@ -111,7 +116,7 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "model.zoo",
         Rule::OneOf(&["lr", "wide-deep", "deepfm", "counting"]),
-        Required,
+        RequiredToTrain,
         "Which model is trained; counting learns nothing and adds 1 to a row for each record.",
     ),
     setting(
@@ -126,12 +131,12 @@ pub const SETTINGS: &[Setting] = &[
         Value("[400, 400, 400]"),
         "Widths of the deep part's hidden layers; lr and counting have none.",
     ),
-    setting("data.train", Rule::Texts, Required, "Files to train on: paths or globs."),
+    setting("data.train", Rule::Texts, RequiredToTrain, "Files to train on: paths or globs."),
     setting("data.validate", Rule::Texts, Value("[]"), "Files to judge the model on; never trained on."),
     setting(
         "data.layout",
         Rule::OneOf(&["criteo", "adult", "custom"]),
-        Required,
+        RequiredToTrain,
         "What the columns mean; custom: data.label, data.numeric, data.categorical say it.",
     ),
     setting(
@@ -356,6 +361,72 @@ pub const SETTINGS: &[Setting] = &[
         Rule::Mapping,
         Unset,
         "On a cluster: laid over the master's pod, as a pod template.",
+    ),
+    setting(
+        "command.run",
+        Rule::Texts,
+        Unset,
+        "A program of your own and its arguments, run in place of a model of ours: [python, train.py].",
+    ),
+    setting(
+        "command.framework",
+        Rule::OneOf(&["none", "tensorflow", "torch", "dmlc"]),
+        Value("none"),
+        "Which variables tell the program of the others: TF_CONFIG, torchrun's, DMLC_*, or only ELASTICDL_*.",
+    ),
+    setting(
+        "command.roles",
+        Rule::Tally,
+        Value("{ worker: 1 }"),
+        "How many of each; tensorflow: chief, worker, ps, evaluator; torch: worker; dmlc: scheduler, server, worker; none: any name.",
+    ),
+    setting(
+        "command.port",
+        Rule::Count { min: 1, max: 65535 },
+        Value("29500"),
+        "The port that each of them may listen on; on a single machine each gets a free one.",
+    ),
+    setting(
+        "command.env",
+        Rule::Pairs,
+        Value("{}"),
+        "Environment variables of the program, wherever it runs.",
+    ),
+    setting(
+        "command.image",
+        Rule::Text,
+        Unset,
+        "On a cluster: image that the program runs in; unset: kubernetes.image. The master always runs in the latter.",
+    ),
+    setting(
+        "command.success",
+        Rule::OneOf(&["chief", "workers", "all"]),
+        Unset,
+        "Who must end with exit code 0 for the job to be done; unset: the chief, else the workers, else all.",
+    ),
+    setting(
+        "command.restart.policy",
+        Rule::OneOf(&["never", "on-failure", "always"]),
+        Value("on-failure"),
+        "What is started again: nothing, what ended badly, or whatever ended before the job was done.",
+    ),
+    setting(
+        "command.restart.max",
+        Rule::Count { min: 0, max: 1000 },
+        Value("3"),
+        "How often before the job has failed; ends from outside (preempted, evicted, node lost) do not count.",
+    ),
+    setting(
+        "command.restart.scope",
+        Rule::OneOf(&["all", "one"]),
+        Unset,
+        "Who is started again: all together, or the one that ended; unset: one where there are tensorflow ps, else all.",
+    ),
+    setting(
+        "command.wait",
+        Rule::Duration,
+        Value("60s"),
+        "On a cluster: all start or none. Where there is no room for all of them for so long, those that have some give it back and all try again later.",
     ),
     setting(
         "checkpoint.dir",

@@ -6,6 +6,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 
 use crate::auth::{Bearer, Token};
+use crate::control::gang_client::GangClient;
 use crate::control::master_client::MasterClient;
 use crate::error::{Error, Result};
 use crate::tls::{self, Identity};
@@ -16,12 +17,25 @@ pub const CALL_DEADLINE: Duration = Duration::from_secs(10);
 /// A client of the master; cheap to clone.
 pub type Client = MasterClient<InterceptedService<Channel, Bearer>>;
 
+/// A client of the master of a gang; cheap to clone.
+pub type Gang = GangClient<InterceptedService<Channel, Bearer>>;
+
 /// How long a connection may take to be made, and again to shake hands.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 
 /// A client of the master at `address` (host:port); over TLS with an identity. Connects when first used and
 /// again when cut off.
 pub fn connect(address: &str, token: Token, identity: Option<&Identity>) -> Result<Client> {
+    let client = MasterClient::with_interceptor(channel(address, identity)?, Bearer(token));
+    Ok(client.max_decoding_message_size(64 << 20).max_encoding_message_size(64 << 20))
+}
+
+/// A client of the master at `address` of a job that runs a program of its own; else as [`connect`].
+pub fn connect_gang(address: &str, token: Token, identity: Option<&Identity>) -> Result<Gang> {
+    Ok(GangClient::with_interceptor(channel(address, identity)?, Bearer(token)))
+}
+
+fn channel(address: &str, identity: Option<&Identity>) -> Result<Channel> {
     let wrong = |e: tonic::transport::Error| {
         Error::io(format!("using the master address {address}"), std::io::Error::other(e))
     };
@@ -40,8 +54,7 @@ pub fn connect(address: &str, token: Token, identity: Option<&Identity>) -> Resu
             .timeout(CONNECT_DEADLINE);
         endpoint = endpoint.tls_config(tls).map_err(wrong)?;
     }
-    let client = MasterClient::with_interceptor(endpoint.connect_lazy(), Bearer(token));
-    Ok(client.max_decoding_message_size(64 << 20).max_encoding_message_size(64 << 20))
+    Ok(endpoint.connect_lazy())
 }
 
 /// Turns a call's outcome into ours, naming the call.

@@ -20,7 +20,7 @@ use super::{Audit, Facts, Held, Unknown, audit};
 use crate::args;
 use crate::fault::{Exit, Fault};
 use crate::home::{Home, JobDir, OnCluster, Record};
-use crate::{print, tether};
+use crate::{gang, print, tether};
 
 /// How often files are read again that were pruned while they were being read, and the pause between.
 const TRIES: u32 = 5;
@@ -35,6 +35,7 @@ pub fn command(args: &args::Audit) -> anyhow::Result<Exit> {
         None => Home::find()?.existing(&args.job)?,
     };
     let record = dir.record()?;
+    gang::refuse(&record.job, "audit")?;
     if let Some(on) = &record.on {
         return in_pod(args, &record, on);
     }

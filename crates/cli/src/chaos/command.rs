@@ -21,7 +21,7 @@ use crate::client::Client;
 use crate::fault::{Exit, Fault};
 use crate::home::{Home, JobDir};
 use crate::process::{Handle, command_line};
-use crate::{jobs, print};
+use crate::{gang, jobs, print};
 
 /// Between two looks.
 const PACE: Duration = Duration::from_millis(20);
@@ -33,6 +33,7 @@ const MENDING_PACE: Duration = Duration::from_millis(250);
 /// `chaos`.
 pub async fn command(args: args::Chaos) -> anyhow::Result<Exit> {
     let dir = Home::find()?.existing(&args.job)?;
+    gang::refuse(&dir.record()?.job, "chaos")?;
     jobs::ask(&dir, Client::status)?.ok_or_else(|| jobs::not_running(&args.job))?;
     if args.kill.contains(&Target::Master) && !dir.is_tended() {
         let what = format!("nobody would start the master of {:?} again: it runs without a client", args.job);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crossterm::style::{Attribute, Color, ContentStyle, Stylize};
-use elasticdl_master::status::{Phase, Process, Status};
+use elasticdl_master::status::{Phase, Process, ProgramStatus, Status};
 
 use crate::print;
 
@@ -57,6 +57,9 @@ type Span = (ContentStyle, String);
 impl Block {
     /// The lines that show `status`; none is wider than the screen.
     pub fn lines(&self, status: &Status, rates: &Rates) -> Vec<String> {
+        if let Some(program) = &status.program {
+            return self.program(status, program);
+        }
         let mut lines = vec![head(status), self.bar(status), vec![plain(figures(status))]];
         if let Some(error) = &status.error {
             lines.push(vec![(ContentStyle::new().with(Color::Red), error.replace('\n', " "))]);
@@ -70,6 +73,20 @@ impl Block {
         lines.push(vec![dim(servers_head(status, servers_shown))]);
         lines.extend(status.servers.iter().take(servers_shown).map(|s| process("ps", s, None)));
         lines.extend(ledger(status).map(|text| vec![dim(text)]));
+        lines.truncate(self.height.max(1));
+        lines.into_iter().map(|line| self.paint(line)).collect()
+    }
+
+    /// A person's own program: its members, and no records.
+    fn program(&self, status: &Status, program: &ProgramStatus) -> Vec<String> {
+        let mut lines = vec![head(status), vec![plain(program_line(program))]];
+        for text in [&status.error, &program.waits].into_iter().flatten() {
+            lines.push(vec![(ContentStyle::new().with(Color::Red), text.replace('\n', " "))]);
+        }
+        let shown = status.workers.len().min(self.height.saturating_sub(lines.len() + 1));
+        let more = if shown < status.workers.len() { format!(", {shown} shown") } else { String::new() };
+        lines.push(vec![dim(format!("members: {}{more}", status.workers.len()))]);
+        lines.extend(status.workers.iter().take(shown).map(|member| process("member", member, None)));
         lines.truncate(self.height.max(1));
         lines.into_iter().map(|line| self.paint(line)).collect()
     }
@@ -149,6 +166,7 @@ pub fn phase_text(phase: Phase) -> &'static str {
     match phase {
         Phase::Starting => "starting",
         Phase::Training => "training",
+        Phase::Running => "running",
         Phase::Saving => "saving",
         Phase::Evaluating => "evaluating",
         Phase::Stopping => "stopping",
@@ -173,6 +191,19 @@ pub fn figures(status: &Status) -> String {
     }
     if status.bad_records > 0 {
         parts.push(format!("{} bad records set aside", print::count(status.bad_records)));
+    }
+    parts.join("  ")
+}
+
+/// How often a person's own program began.
+pub fn program_line(program: &ProgramStatus) -> String {
+    let mut parts = vec![match program.rounds {
+        0 => "not begun yet".to_string(),
+        n => format!("round {n}"),
+    }];
+    parts.push(format!("{} of {} restarts used", program.restarts, program.restarts_max));
+    if program.tries > 0 {
+        parts.push(format!("tried {} times to find room for all", program.tries));
     }
     parts.join("  ")
 }
@@ -213,11 +244,12 @@ fn servers_head(status: &Status, shown: usize) -> String {
 
 fn process(role: &str, process: &Process, rate: Option<f64>) -> Vec<Span> {
     let colour = match process.state.as_str() {
-        "working" | "serving" | "idle" => Color::Green,
-        "draining" | "starting" => Color::Yellow,
+        "working" | "serving" | "idle" | "running" | "ended" => Color::Green,
+        "draining" | "starting" | "ready" => Color::Yellow,
         _ => Color::Red,
     };
-    let name = format!("  {:<11}", format!("{role}-{}", process.id));
+    let name = process.name.clone().unwrap_or_else(|| format!("{role}-{}", process.id));
+    let name = format!("  {name:<11}");
     let mut rest = String::new();
     if let Some(rate) = rate {
         rest.push_str(&format!("  {:>9}/s", print::count(rate as u64)));
@@ -244,6 +276,7 @@ pub(super) mod tests {
     pub fn member(id: u32, state: &str, records: u64) -> Process {
         Process {
             id,
+            name: None,
             state: state.into(),
             waits: None,
             pid: Some(100 + id),
@@ -286,6 +319,7 @@ pub(super) mod tests {
             replayed: 0,
             quarantined: Vec::new(),
             ledger: LedgerStatus::default(),
+            program: None,
         }
     }
 

@@ -16,7 +16,11 @@ pub fn text(event: &Event) -> Option<String> {
             format!("the master leads again, with {} processes taken over", count("adopted"))
         }
         "progress" | "finished" | "started" | "server_started" | "worker_started" | "server_ready"
-        | "leasing" | "task_goes_on" => return None,
+        | "leasing" | "task_goes_on" | "member_started" => return None,
+        "member_joined" => format!("{} is there ({})", text("member"), text("address")),
+        "member_exited" => exited(event),
+        "member_ended" | "given_back" | "running" | "restarting" => program(event),
+        "stopping" if field("members").is_some() => "stopping: the program is asked to end".into(),
         "worker_joined" => format!("worker-{} joined (pid {})", text("worker"), text("pid")),
         "worker_exited" | "server_exited" => exited(event),
         "indexed" => match field("records_total").and_then(Value::as_u64) {
@@ -76,11 +80,57 @@ pub fn stamped(event: &Event, text: &str) -> String {
 /// The process that an event is about.
 fn member(event: &Event) -> String {
     let field = |name: &str| event.fields.get(name).filter(|v| !v.is_null());
+    if let Some(name) = field("member").and_then(Value::as_str) {
+        return name.into();
+    }
     match (field("worker"), field("server")) {
         (Some(id), _) => format!("worker-{id}"),
         (None, Some(id)) => format!("ps-{id}"),
         (None, None) => "a process".into(),
     }
+}
+
+/// What becomes of a person's own program.
+fn program(event: &Event) -> String {
+    let field = |name: &str| event.fields.get(name).filter(|v| !v.is_null());
+    let text = |name: &str| field(name).map_or_else(|| "?".into(), value_text);
+    let pause = match field("pause_seconds").and_then(Value::as_f64).unwrap_or(0.0) {
+        0.0 => "at once".to_string(),
+        seconds => format!("in {}", print::seconds(seconds)),
+    };
+    let mut said = match event.event.as_str() {
+        "running" if text("goes_on") == "true" => "the program runs on".into(),
+        "running" if text("round") == "1" => format!("all {} are there: the program runs", text("members")),
+        "running" => {
+            format!("all {} are there: the program runs again (round {})", text("members"), text("round"))
+        }
+        "given_back" => {
+            return format!(
+                "there is no room for {} of {}: all give theirs back and try again {pause}: {}",
+                text("missing"),
+                text("members"),
+                text("why")
+            );
+        }
+        "restarting" => {
+            let who = if text("scope") == "all" { "all are" } else { "it is" };
+            let (restart, max) = (text("restart"), text("max"));
+            format!(
+                "{} ended ({}): {who} started again {pause}, {restart} of {max} times",
+                text("member"),
+                text("how")
+            )
+        }
+        _ => match field("signal") {
+            Some(signal) => format!("the program of {} was ended by signal {signal}", text("member")),
+            None => format!("the program of {} ended with exit code {}", text("member"), text("code")),
+        },
+    };
+    for line in field("last_lines").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
+    {
+        said.push_str(&format!("\n         | {line}"));
+    }
+    said
 }
 
 /// Another number of workers, and why.
@@ -165,6 +215,16 @@ mod tests {
             { "event": "scaled", "from": 4, "to": 4, "reason": "somebody asked for so many, and no others are tried from now on" },
             { "event": "allowed", "from": null, "to": 3 },
             { "event": "allowed", "from": 3, "to": null },
+            { "event": "member_joined", "member": "chief-0", "pid": 7, "address": "10.0.0.1:29500" },
+            { "event": "running", "members": 4, "round": 1, "restarts": 0 },
+            { "event": "member_ended", "member": "worker-1", "code": 7, "last_lines": ["Traceback", "bye"] },
+            { "event": "restarting", "member": "worker-1", "how": "exit code 7", "scope": "all", "restart": 1, "max": 3, "pause_seconds": 0.0 },
+            { "event": "running", "members": 4, "round": 2, "restarts": 1 },
+            { "event": "running", "members": 4, "round": 2, "restarts": 1, "goes_on": true },
+            { "event": "member_exited", "member": "worker-1", "pid": 9, "asked": false, "why": "preempted" },
+            { "event": "pending", "member": "worker-1", "why": "0/2 nodes are available: 2 Insufficient cpu." },
+            { "event": "given_back", "missing": 2, "members": 4, "why": "no room", "tries": 1, "pause_seconds": 15.5 },
+            { "event": "stopping", "members": 4 },
             { "event": "exported", "output": { "path": "model/x", "rows": 1000 } },
             { "event": "brand_new", "what": 1.5 },
         ]);

@@ -2,7 +2,7 @@
 
 use elasticdl_master::status::{Phase, Status};
 
-use super::block::{figures, phase_text};
+use super::block::{figures, phase_text, program_line};
 use crate::print;
 
 /// Remembers what was said, so that nothing is said twice.
@@ -17,6 +17,16 @@ impl Plain {
         let now = (status.phase, status.records);
         if self.last.replace(now) == Some(now) || status.phase.is_over() {
             return Vec::new();
+        }
+        if let Some(program) = &status.program {
+            let running = status.workers.iter().filter(|member| member.state == "running").count();
+            return vec![format!(
+                "{:>7}  {}: {}  {running} of {} running",
+                print::seconds(status.seconds),
+                phase_text(status.phase),
+                program_line(program),
+                status.workers.len()
+            )];
         }
         let records = match status.records_total.filter(|total| *total > 0) {
             Some(total) => {

@@ -23,6 +23,8 @@ pub fn summary(job: &str, finished: &Event) -> String {
     row("best reachable AUC", number("best_auc").map(|v| format!("{v:.5}")));
     row("records", number("records").map(|v| print::count(v as u64)));
     row("bad records set aside", number("bad_records").filter(|n| *n > 0.0).map(|v| print::count(v as u64)));
+    row("members", number("members").map(|v| print::count(v as u64)));
+    row("restarts", number("restarts").map(|v| print::count(v as u64)));
     row("time", Some(print::seconds(finished.seconds)));
     row("records/s", number("records_per_second").map(|v| print::count(v as u64)));
     for name in ["output", "error"] {

@@ -5,7 +5,7 @@ use super::world::World;
 #[test]
 fn every_command_explains_itself() {
     let world = World::new();
-    let commands: [&[&str]; 29] = [
+    let commands: [&[&str]; 31] = [
         &[],
         &["train"],
         &["resume"],
@@ -35,6 +35,8 @@ fn every_command_explains_itself() {
         &["master"],
         &["ps"],
         &["worker"],
+        &["member"],
+        &["member", "run"],
     ];
     for command in commands {
         let mut args = command.to_vec();

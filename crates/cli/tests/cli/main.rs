@@ -3,6 +3,7 @@
 //! - [`help`], [`settings`], [`bad_input`]: what is said before anything starts.
 //! - [`jobs`], [`models`]: whole jobs, steered while they run, and what is made of them.
 //! - [`chaos`]: any process killed while it trains, and proof that every record counted once.
+//! - [`command`]: programs of one's own.
 //! - [`failpoints`]: the same at certain points, which are shown to have been hit.
 //! - [`tls`]: the same encrypted, and strangers at the ports.
 //! - [`images`]: container images, unpacked and run, and pushed to a [`registry`].
@@ -16,6 +17,7 @@
 
 mod bad_input;
 mod chaos;
+mod command;
 mod failpoints;
 mod faults;
 mod help;

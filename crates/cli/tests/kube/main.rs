@@ -1,5 +1,6 @@
 //! Jobs on a real Kubernetes cluster: pods are killed, preempted, starved of memory and lost with their node, the
-//! master among them, and every record counts once. [`operator`]: the same job as a resource.
+//! master among them, and every record counts once. [`operator`]: the same job as a resource. [`command`]:
+//! programs of one's own.
 //!
 //! `cargo xtask test` starts a cluster for these tests and names it in `ELASTICDL_TEST_KUBECONFIG`. Set that
 //! yourself to use another one: then `ELASTICDL_TEST_VOLUME` is a volume that all nodes share and everybody may
@@ -11,6 +12,7 @@
     reason = "tests may panic, and these wait for other processes with a deadline"
 )]
 
+mod command;
 mod operator;
 mod place;
 
@@ -133,13 +135,18 @@ fn node_lost(place: &Place, running: &mut place::Running) {
 fn master_cut_off(place: &Place, running: &mut place::Running) {
     let master = |field: &str| {
         let running = format!("jsonpath={{.items[?(@.status.phase=='Running')].{field}}}");
-        place.kubectl(&["get", "pods", "-l", "elasticdl.org/role=master", "-o", &running]).ok().trim().to_string()
+        place
+            .kubectl(&["get", "pods", "-l", "elasticdl.org/role=master", "-o", &running])
+            .ok()
+            .trim()
+            .to_string()
     };
     let (old, node) = (master("metadata.name"), master("spec.nodeName"));
     assert_eq!(old.split(' ').count(), 1, "one master leads: {old}");
     place.power(&node, "cut");
     running.until("the next master", |e| e["event"] == "started");
-    let status = |what: &str| place.kubectl(&["get", "pod", &old, "-o", &format!("jsonpath={{{what}}}")]).ok();
+    let status =
+        |what: &str| place.kubectl(&["get", "pod", &old, "-o", &format!("jsonpath={{{what}}}")]).ok();
     assert_ne!(status(".metadata.deletionTimestamp"), "", "it hangs in Terminating");
     assert_eq!(status(".status.phase"), "Running");
     running.until_training();

@@ -148,7 +148,7 @@ fn a_late_job_is_let_in_and_the_room_is_evened_out(place: &Resources) {
 }
 
 /// An operator, killed when it is dropped.
-struct Running(Child);
+pub struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -158,7 +158,7 @@ impl Drop for Running {
 }
 
 /// A place whose cluster knows the resource.
-struct Resources(Place);
+pub struct Resources(Place);
 
 impl Deref for Resources {
     type Target = Place;
@@ -169,7 +169,8 @@ impl Deref for Resources {
 }
 
 impl Resources {
-    fn of(place: Place) -> Resources {
+    /// Makes the cluster know it.
+    pub fn of(place: Place) -> Resources {
         let definition = place.elasticdl(&["operator", "crd", "--crd-only"]).ok();
         place.apply_text(&definition).ok();
         let crd = "crd/elasticjobs.elasticdl.org";
@@ -177,7 +178,8 @@ impl Resources {
         Resources(place)
     }
 
-    fn operator(&self) -> Running {
+    /// Starts an operator.
+    pub fn operator(&self) -> Running {
         let namespace = &self.namespace;
         let mut command = self.command(&["operator", "--namespace", namespace, "--leader-elect"]);
         command.args(["--lease-namespace", namespace]);
@@ -215,16 +217,18 @@ impl Resources {
         serde_json::from_str(&said.stdout).unwrap_or_default()
     }
 
-    fn pods(&self, selector: &str) -> String {
+    /// The pods that a selector finds.
+    pub fn pods(&self, selector: &str) -> String {
         self.kubectl(&["get", "pods", "-l", selector, "-o", "name"]).ok()
     }
 
-    fn phase(&self, job: &str, phase: &str) {
+    /// Waits until a job is in this phase.
+    pub fn phase(&self, job: &str, phase: &str) {
         self.until(&format!("{job} to be {phase}"), || (self.status(job)["phase"] == phase).then_some(()));
     }
 
     /// Waits until a condition is `True` or `False`.
-    fn condition(&self, job: &str, type_: &str, status: &str) -> Value {
+    pub fn condition(&self, job: &str, type_: &str, status: &str) -> Value {
         self.until(&format!("{type_}={status} of {job}"), || {
             let known = self.status(job);
             let mut conditions = known["conditions"].as_array()?.iter();

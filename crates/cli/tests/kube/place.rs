@@ -62,6 +62,11 @@ impl Place {
         file
     }
 
+    /// Writes a file to where commands are run.
+    pub fn write(&self, name: &str, text: &str) {
+        self.world.write(name, text);
+    }
+
     /// What a job says of the cluster.
     pub fn kubernetes(&self) -> Value {
         let mut kubernetes = json!({ "volumes": [self.volume()], "grace": "10s" });

@@ -44,6 +44,7 @@ pub fn status(job: &Job, now: Duration) -> Status {
         replayed: job.replayed,
         quarantined: job.quarantined.clone(),
         ledger: LedgerStatus::default(),
+        program: None,
     }
 }
 
@@ -141,6 +142,7 @@ fn process(job: &Job, role: Role, id: u32, member: &Member) -> Process {
     };
     Process {
         id,
+        name: None,
         state: state.into(),
         pid: member.pid,
         restarts: member.restarts,

@@ -8,7 +8,8 @@ use elasticdl_wire::{Token, client, tls};
 use tokio_rustls::TlsConnector;
 
 use super::*;
-use crate::server::{EventLog, router};
+use crate::pages::EventLog;
+use crate::server::router;
 
 const SECRET: &str = "0123456789abcdef";
 const DEADLINE: Duration = Duration::from_secs(20);

@@ -122,3 +122,50 @@ fn masters_and_servers_displace_workers_and_never_the_other_way_round() {
     assert!(values.is_sorted_by(|a, b| a > b), "{values:?}");
     assert!(*values.last().unwrap() < 0, "what has no class of its own comes before low workers");
 }
+
+/// A job that runs a person's own program.
+fn program(flags: &[(&str, &str)]) -> Job {
+    let base = [
+        ("name", "own"),
+        ("command.run", "[python, train.py]"),
+        ("command.framework", "tensorflow"),
+        ("command.roles", "{ chief: 1, ps: 1, worker: 2 }"),
+        ("servers.memory", "8Gi"),
+    ];
+    let flags = base.iter().chain(flags).map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    let spec = resolve(&Inputs { flags, ..Inputs::default() }).unwrap().job;
+    let owner = OwnerReference { name: "own-elasticdl".into(), uid: "u".into(), ..OwnerReference::default() };
+    Job { spec, namespace: "ads".into(), run: "r1".into(), fresh: false, allowed: None, owner: Some(owner) }
+}
+
+#[test]
+fn a_member_runs_in_the_persons_image_with_our_program_brought_along() {
+    let job = program(&[("command.image", "tensorflow/tensorflow:2.16.1"), ("kubernetes.env", "{ A: b }")]);
+    let name = names::part("own", job.spec.command.as_ref().unwrap().member(3));
+    insta::assert_snapshot!(yaml(&job.member(&Member { name, ..member(Role::Worker) }).unwrap()));
+}
+
+#[test]
+fn a_member_without_an_image_of_its_own_runs_in_ours_and_servers_ask_for_what_servers_do() {
+    let ps = program(&[]).member(&Member { id: 1, ..member(Role::Worker) }).unwrap();
+    let labels = ps.metadata.labels.unwrap();
+    assert_eq!((labels[names::ROLE].as_str(), labels[names::MEMBER].as_str()), ("ps", "1"));
+    let spec = ps.spec.unwrap();
+    assert_eq!(spec.init_containers, None);
+    let container = &spec.containers[0];
+    assert_eq!((container.command.as_ref(), container.working_dir.as_ref()), (None, None));
+    assert_eq!(container.resources.as_ref().unwrap().requests.as_ref().unwrap()["memory"].0, "8Gi");
+}
+
+#[test]
+fn the_master_of_a_program_needs_no_volume_and_writes_to_its_secret() {
+    let job = program(&[("kubernetes.volumes", "[{ hostPath: { path: /srv }, mountPath: /data }]")]);
+    let pod = job.master(0).unwrap().spec.unwrap();
+    let volumes: Vec<String> = pod.volumes.unwrap().into_iter().map(|volume| volume.name).collect();
+    assert_eq!(volumes, ["job", "state"]);
+    let (_, rights, _) = job.account();
+    let rules = rights.rules.unwrap();
+    let secrets = rules.iter().find(|rule| rule.resources.as_ref().unwrap()[0] == "secrets").unwrap();
+    assert_eq!(secrets.verbs, ["get", "patch"]);
+    assert_eq!(secrets.resource_names.as_ref().unwrap(), &["own-elasticdl"]);
+}

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Resolver, Source};
+use super::{Resolver, Source, command};
 use crate::amount;
 use crate::job::{
     CheckpointSpec, DataSpec, EvaluateSpec, JobSpec, LimitsSpec, ModelSpec, OptimizerSpec, SecuritySpec,
@@ -15,7 +15,7 @@ use crate::job::{
 use crate::kubernetes::{Care, KubernetesSpec, RolePods};
 use crate::layout::{Bucket, CategoricalField, Label, Layout, NumericField, Scale, TextStyle};
 
-type Values = BTreeMap<&'static str, (Value, Source)>;
+pub(super) type Values = BTreeMap<&'static str, (Value, Source)>;
 
 /// Problems that no single value shows.
 pub fn cross_check(resolver: &mut Resolver) {
@@ -31,6 +31,7 @@ pub fn cross_check(resolver: &mut Resolver) {
     check_workers(resolver, &values);
     check_limits(resolver, &values);
     check_volumes(resolver, &values);
+    command::check(resolver, &values);
     if values.get("data.train").is_some_and(|(v, _)| v.as_array().is_some_and(Vec::is_empty)) {
         resolver.problem("spec.data.train", "no file is named".into(), Some("name a path or a glob".into()));
     }
@@ -178,10 +179,12 @@ fn check_layout(resolver: &mut Resolver, values: &Values) {
 /// The typed job. Every value has been checked.
 pub fn job(values: &Values) -> JobSpec {
     let v = values;
-    JobSpec {
+    let mut job = JobSpec {
         name: get(v, "name"),
+        command: command::spec(v),
         model: ModelSpec {
-            zoo: get::<Zoo>(v, "model.zoo"),
+            // A job that runs a program of its own has no model, and nobody looks at this one.
+            zoo: option::<Zoo>(v, "model.zoo").unwrap_or(Zoo::Lr),
             embedding_dim: get(v, "model.embedding_dim"),
             hidden: get(v, "model.hidden"),
         },
@@ -215,7 +218,14 @@ pub fn job(values: &Values) -> JobSpec {
             restarts: get(v, "limits.restarts"),
         },
         kubernetes: kubernetes(v),
+    };
+    // Whoever counts workers counts the members of a program of its own: so many, neither fewer nor more.
+    if let Some(size) = job.command.as_ref().map(|command| command.size()) {
+        job.workers.count = Some(size);
+        job.workers.max = size;
+        job.kubernetes.workers_min = size;
     }
+    job
 }
 
 /// How many workers are wanted; `None`: as many as are of use. That is only where the person has said how many
@@ -306,7 +316,8 @@ fn optimizer(v: &Values) -> OptimizerSpec {
 }
 
 fn layout(v: &Values) -> Layout {
-    let name: String = get(v, "data.layout");
+    // Like the model, a placeholder where the job runs a program of its own.
+    let name: String = option(v, "data.layout").unwrap_or_else(|| "criteo".into());
     let mut layout = Layout::known(&name).unwrap_or_else(|| custom_layout(v));
     if let Some(delimiter) = option(v, "data.delimiter") {
         layout.text.delimiter = delimiter;
@@ -345,22 +356,22 @@ fn custom_layout(v: &Values) -> Layout {
     }
 }
 
-fn get<T: DeserializeOwned>(values: &Values, path: &str) -> T {
+pub(super) fn get<T: DeserializeOwned>(values: &Values, path: &str) -> T {
     option(values, path).unwrap_or_else(|| panic!("{path} has a default or is required"))
 }
 
-fn option<T: DeserializeOwned>(values: &Values, path: &str) -> Option<T> {
+pub(super) fn option<T: DeserializeOwned>(values: &Values, path: &str) -> Option<T> {
     let (value, _) = values.get(path)?;
     let typed = serde_json::from_value(value.clone());
     Some(typed.unwrap_or_else(|e| panic!("the rule of {path} let {value} through: {e}")))
 }
 
-fn texts(values: &Values, path: &str) -> Vec<String> {
+pub(super) fn texts(values: &Values, path: &str) -> Vec<String> {
     let list = values.get(path).and_then(|(v, _)| v.as_array());
     list.into_iter().flatten().filter_map(|v| v.as_str().map(Into::into)).collect()
 }
 
-fn duration(values: &Values, path: &str) -> Option<Duration> {
+pub(super) fn duration(values: &Values, path: &str) -> Option<Duration> {
     let text: String = option(values, path)?;
     Some(humantime::parse_duration(&text).expect("the rule checked it"))
 }

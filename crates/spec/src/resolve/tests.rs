@@ -220,3 +220,70 @@ fn the_models_of_the_settings_are_those_that_ship() {
     let Some(Setting { rule: Rule::OneOf(names), .. }) = find("model.zoo") else { panic!("a choice") };
     assert_eq!(*names, crate::Zoo::ALL.map(|(name, _)| name));
 }
+
+/// A job that runs a program of its own; `command` goes below `spec.command`, `more` below `spec`.
+fn command(command: &str, more: &str) -> String {
+    format!(
+        "apiVersion: elasticdl.org/v1\nkind: ElasticJob\nmetadata: {{ name: own }}\nspec:\n  \
+         command: {{ {command} }}\n  {more}\n"
+    )
+}
+
+#[test]
+fn a_program_of_ones_own_needs_neither_model_nor_data() {
+    let file =
+        command("run: [python, train.py], framework: torch, roles: { worker: 4 }", "workers: { cpu: 2 }");
+    let job = resolve(&Inputs { file: Some(&file), ..Inputs::default() }).unwrap().job;
+    assert_eq!(job.command.as_ref().unwrap().run, ["python", "train.py"]);
+    assert_eq!((job.command.unwrap().size(), job.kubernetes.workers.cpu.as_str()), (4, "2"));
+    assert_eq!((job.workers.count, job.workers.max, job.kubernetes.workers_min), (Some(4), 4, 4));
+}
+
+#[test]
+fn what_a_program_says_itself_is_not_said_in_the_job() {
+    let file = command("run: [a]", "model: { zoo: lr }\n  workers: { count: 2, cpu: 1 }");
+    assert_eq!(
+        problems(&file),
+        "spec.model.zoo: a job with spec.command has none: its program says this itself
+  hint: leave it out, or leave spec.command out
+spec.workers.count: a job with spec.command has none: its program says this itself
+  hint: leave it out; spec.command.roles says how many there are"
+    );
+}
+
+#[test]
+fn roles_are_those_of_the_framework() {
+    let check = |spec: &str, expected: &str| assert_eq!(problems(&command(spec, "")), expected);
+    check(
+        "run: [a], framework: tensorflow, roles: { wroker: 2, chief: 2 }",
+        "spec.command.roles: tensorflow has no role \"wroker\"
+  hint: did you mean worker?
+spec.command.roles: tensorflow takes 0 to 1 of chief, and there are 2",
+    );
+    check(
+        "run: [a], framework: dmlc, roles: { worker: 2, server: 1 }",
+        "spec.command.roles: dmlc takes exactly 1 of scheduler, and there are 0",
+    );
+    check(
+        "run: [a], roles: { master: 1, worker: 0 }",
+        "spec.command.roles: 0 for worker was given; this takes a mapping of names to whole numbers, such as { chief: 1, worker: 3 }",
+    );
+    check(
+        "run: [a], roles: { master: 1 }, success: workers",
+        "spec.command.roles: \"master\" is a name of our own
+  hint: give it another name; the chief of a tensorflow job is its chief
+spec.command.success: there is no worker in spec.command.roles whose success could count
+  hint: leave it out, or add the role",
+    );
+}
+
+#[test]
+fn a_program_is_a_list_of_words_and_must_be_named() {
+    assert_eq!(
+        problems(&command("run: python train.py", "")),
+        "spec.command.run: a program has no blanks in its name
+  hint: write it as a list, as in [python, train.py]; or as [sh, -c, \"python train.py\"]"
+    );
+    let alone = problems(&command("framework: torch", ""));
+    assert!(alone.contains("spec.command.run: missing beside spec.command.framework"), "{alone}");
+}

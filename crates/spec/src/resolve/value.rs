@@ -57,6 +57,15 @@ pub fn check(rule: Rule, raw: &Value) -> Result<Value, String> {
             };
             pairs.map(one).collect::<Result<_, _>>().map(Value::Object)
         }
+        Rule::Tally => {
+            let pairs = raw.as_object().ok_or_else(found)?.iter();
+            let one = |(key, v): (&String, &Value)| match whole(v).filter(|n| *n >= 1) {
+                Some(n) if is_name(key) => Ok((key.clone(), json!(n))),
+                Some(_) => Err(format!("the name {key:?}")),
+                None => Err(format!("{} for {key}", describe(v))),
+            };
+            pairs.map(one).collect::<Result<_, _>>().map(Value::Object)
+        }
         Rule::Mapping => raw.is_object().then(|| raw.clone()).ok_or_else(found),
         Rule::Mappings => {
             let items = raw.as_array().ok_or_else(found)?;
