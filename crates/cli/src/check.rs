@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use elasticdl_data::files::real_path;
 use elasticdl_data::{DataFile, HeadRecord, discover, head};
 use elasticdl_spec::job::DataSpec;
 use elasticdl_spec::resolve::{Problem, Problems};
@@ -34,6 +35,10 @@ pub fn check(dir: &JobDir, record: &Record, missing: Missing) -> Result<(), Prob
     if job.command.is_some() {
         return Ok(());
     }
+    let unreachable = buckets(job);
+    if !unreachable.is_empty() {
+        return Err(Problems(unreachable));
+    }
     let mut problems = places(dir, record);
     if problems.is_empty() && missing == Missing::Make {
         problems.extend(data::make_missing(&job.data, job.train.seed).err());
@@ -49,6 +54,26 @@ pub fn check(dir: &JobDir, record: &Record, missing: Missing) -> Result<(), Prob
     };
     disjoint(&train, &validate, &mut problems);
     if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
+}
+
+/// What is wrong with the buckets that a job names. Each is tried once: what is wrong with one is so wherever
+/// the job names it.
+fn buckets(job: &JobSpec) -> Vec<Problem> {
+    let train = job.data.train.iter().map(|url| ("spec.data.train", url));
+    let validate = job.data.validate.iter().map(|url| ("spec.data.validate", url));
+    let dir = job.checkpoint.dir.iter().map(|url| ("spec.checkpoint.dir", url));
+    let output = job.output.iter().map(|url| ("spec.output", url));
+    let mut tried = BTreeSet::new();
+    let mut problems = Vec::new();
+    for (place, url) in train.chain(validate).chain(dir).chain(output) {
+        if let Some(bucket) = elasticdl_storage::bucket_of(url)
+            && tried.insert(bucket)
+            && let Err(e) = elasticdl_storage::reach(url)
+        {
+            problems.push(problem(place, format!("cannot reach {url}: {}", chain(&e)), None));
+        }
+    }
+    problems
 }
 
 /// The model, and the places that will be written to.
@@ -122,7 +147,7 @@ fn first_record(file: &DataFile, data: &DataSpec) -> Result<(), (String, Option<
 
 /// A model that is judged on what it was trained on looks better than it is.
 fn disjoint(train: &[DataFile], validate: &[DataFile], problems: &mut Vec<Problem>) {
-    let real = |file: &DataFile| fs::canonicalize(&file.path).ok();
+    let real = |file: &DataFile| real_path(Path::new(&file.path)).ok();
     let trained: BTreeSet<PathBuf> = train.iter().filter_map(real).collect();
     for file in validate.iter().filter(|file| real(file).is_some_and(|path| trained.contains(&path))) {
         let what = format!("{} is also in spec.data.train", file.path);
@@ -134,6 +159,10 @@ fn disjoint(train: &[DataFile], validate: &[DataFile], problems: &mut Vec<Proble
 /// Whether a directory can be made and written to, and has room.
 fn writable(place: &str, dir: &Path) -> Result<(), Problem> {
     let shown = dir.display();
+    if elasticdl_storage::is_url(dir) {
+        return writable_objects(dir)
+            .map_err(|e| problem(place, format!("cannot write to {shown}: {}", chain(&e)), None));
+    }
     let hint = || Some("name a directory that you can write to".to_string());
     probe(dir).map_err(|e| match e.kind() {
         io::ErrorKind::StorageFull => {
@@ -151,6 +180,13 @@ fn writable(place: &str, dir: &Path) -> Result<(), Problem> {
     }
 }
 
+/// Writes an object and removes it: that alone tells whether the key may do both.
+fn writable_objects(dir: &Path) -> io::Result<()> {
+    let probe = dir.join(format!(".probe-{}", std::process::id()));
+    elasticdl_storage::replace(&probe, b"probe")?;
+    elasticdl_storage::remove(&probe)
+}
+
 /// Writes a file and removes it: permissions alone don't tell whether a disk is full or mounted read-only.
 fn probe(dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;
@@ -166,8 +202,7 @@ fn probe(dir: &Path) -> io::Result<()> {
 /// An output directory with other things in it is probably a mistake.
 pub fn foreign(place: &str, output: &Path) -> Option<Problem> {
     let ours = [MANIFEST, WEIGHTS];
-    let entries = fs::read_dir(output).ok()?.flatten();
-    let names: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
+    let names = elasticdl_storage::list(output).ok()?;
     let stranger = names.iter().find(|name| !name.starts_with('.') && !ours.contains(&name.as_str()))?;
     let what = format!("{} holds other things than a model: {stranger}", output.display());
     Some(problem(place, what, Some("name an empty or a new directory".into())))

@@ -90,6 +90,10 @@ pub fn make_missing(data: &DataSpec, seed: u64) -> Result<(), Problem> {
         what,
         hint: Some(hint.into()),
     };
+    if elasticdl_storage::is_url(pattern) {
+        let what = format!("{pattern} matches nothing, and synthetic data is made in directories only");
+        return Err(problem(what, "make it with `elasticdl data synth`, and copy it there"));
+    }
     let hint = "write data.train as a directory and train-*.tsv (or train-*.parquet)";
     let out = PathBuf::from(pattern).parent().map(Path::to_path_buf).unwrap_or_default();
     if out.to_string_lossy().contains(['*', '?', '[']) {

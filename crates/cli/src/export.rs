@@ -1,11 +1,10 @@
 //! From a committed checkpoint to a model that needs no servers.
 //!
-//! Rows go from the checkpoint's files to the model's file without being in memory together. Both files are
-//! written beside their final names; the old manifest goes first and the new one comes last, so that a model
-//! is whole or not there.
+//! Rows go from the checkpoint's files to the model's file without being in memory together. A file is there under
+//! its name only when it is whole; the old manifest goes first and the new one comes last, so that a model is whole
+//! or not there.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -13,13 +12,14 @@ use anyhow::Context;
 use elasticdl_master::checkpoint::Manifest as Committed;
 use elasticdl_ps::checkpoint::{Piece, Reader, Sum};
 use elasticdl_spec::JobSpec;
+use elasticdl_storage::{self as storage, Sink};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use crate::args;
 use crate::check;
 use crate::fault::{Exit, Fault};
-use crate::home::{Home, JobDir, write_json};
+use crate::home::{Home, JobDir};
 use crate::model::{FORMAT, FileSum, MANIFEST, Manifest, WEIGHTS, Writer};
 use crate::{gang, print, store};
 
@@ -71,10 +71,9 @@ pub fn export(dir: &JobDir, job: &JobSpec, checkpoint: &Path, out: &Path) -> any
         return Err(Fault::user(format!("{}: {found} of {said} partitions", checkpoint.display())).into());
     }
     reader.verify(&sums)?;
-    fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
-    let unfinished = out.join(format!(".{WEIGHTS}.unfinished"));
-    let sum =
-        write_weights(&reader, &unfinished).with_context(|| format!("writing {}", unfinished.display()))?;
+    let failed = || format!("writing the model to {}", out.display());
+    storage::make_dir(out).with_context(|| format!("making {}", out.display()))?;
+    let (weights, sum) = write_weights(&reader, &out.join(WEIGHTS)).with_context(failed)?;
     let judged = judged(dir, &committed);
     let tables = reader.shape().tables.iter().enumerate();
     let manifest = Manifest {
@@ -91,20 +90,19 @@ pub fn export(dir: &JobDir, job: &JobSpec, checkpoint: &Path, out: &Path) -> any
         rows: tables.map(|(i, table)| (table.name.clone(), reader.rows(i))).collect(),
         files: BTreeMap::from([(WEIGHTS.to_string(), sum)]),
     };
-    put_in_place(out, &unfinished, &manifest)
-        .with_context(|| format!("writing the model to {}", out.display()))?;
+    put_in_place(out, weights, &manifest).with_context(failed)?;
     Ok(Exported { out: out.into(), manifest })
 }
 
 fn committed(checkpoint: &Path) -> anyhow::Result<Committed> {
     let path = checkpoint.join("manifest.json");
-    let text = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+    let text = storage::read(&path).with_context(|| format!("reading {}", path.display()))?;
     let damaged = || Fault::user(format!("{} is damaged", path.display()));
     serde_json::from_slice(&text).map_err(|e| damaged().because(e).into())
 }
 
 /// Writes ids and rows of each table, then the tensors, in passes over the checkpoint.
-fn write_weights(reader: &Reader, path: &Path) -> anyhow::Result<FileSum> {
+fn write_weights(reader: &Reader, path: &Path) -> anyhow::Result<(Sink, FileSum)> {
     let shape = reader.shape();
     let mut tensors = Vec::new();
     for (i, table) in shape.tables.iter().enumerate() {
@@ -132,7 +130,7 @@ fn write_weights(reader: &Reader, path: &Path) -> anyhow::Result<FileSum> {
         Piece::Tensor { values, .. } => put(&mut writer, bytemuck::cast_slice(values)),
         Piece::Rows { .. } => Ok(()),
     })?;
-    Ok(writer.finish()?)
+    Ok(writer.complete()?)
 }
 
 fn put(writer: &mut Writer, bytes: &[u8]) -> anyhow::Result<()> {
@@ -149,12 +147,10 @@ fn judged(dir: &JobDir, committed: &Committed) -> Option<(f64, Option<f64>)> {
 }
 
 /// Gives the files their names. Without a manifest there is no model, so it leaves first and comes last.
-fn put_in_place(out: &Path, weights: &Path, manifest: &Manifest) -> io::Result<()> {
-    match fs::remove_file(out.join(MANIFEST)) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
-    fs::rename(weights, out.join(WEIGHTS))?;
-    write_json(&out.join(MANIFEST), manifest)?;
-    File::open(out)?.sync_all()
+fn put_in_place(out: &Path, weights: Sink, manifest: &Manifest) -> io::Result<()> {
+    storage::remove(out.join(MANIFEST))?;
+    weights.finish()?;
+    let mut text = serde_json::to_vec_pretty(manifest)?;
+    text.push(b'\n');
+    storage::replace(out.join(MANIFEST), &text)
 }

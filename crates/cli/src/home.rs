@@ -98,9 +98,9 @@ pub struct OnCluster {
 }
 
 impl Record {
-    /// A path of the job file, from wherever this process runs.
+    /// A path of the job file, from wherever this process runs; a URL is the same everywhere.
     pub fn resolve(&self, path: impl AsRef<Path>) -> PathBuf {
-        self.cwd.join(path)
+        elasticdl_storage::resolve(&self.cwd, path)
     }
 }
 

@@ -1,13 +1,15 @@
 //! A master in a pod: it leads the job whose secret is mounted, with pods for workers and servers.
 //!
 //! Its directory is on a volume, one for each run of a job, so that whichever pod leads next goes on from its
-//! ledger. No lock is taken there: the one before may hang on a node that does not answer, and its term is over
-//! when the next one claims its own.
+//! ledger. Where the ledger is in object storage the directory may be the pod's own: an object beside the ledger
+//! then says which run has begun. No lock is taken: the one before may hang on a node that does not answer, and
+//! its term is over when the next one claims its own.
 
 #![expect(clippy::disallowed_methods, reason = "an edge: it reads the clock")]
 
 use std::fs;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -49,19 +51,15 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
     end_on_sigterm()?;
     // The job's token and certificate are files of one secret, which is mounted in one place.
     let secrets = args.tls_dir.clone().unwrap_or_else(|| SECRETS.into());
-    let text = |name: &str| {
-        let path = secrets.join(name);
-        fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
-    };
-    let spec: JobSpec =
-        serde_json::from_str(&text("job.json")?).context("reading the job from its secret")?;
+    let spec = spec(&secrets)?;
     let dir = JobDir::at(&args.job_dir)?;
-    let record = begun(&dir, &spec, args.fresh)?;
+    let run = secret(&secrets, "run")?;
+    let record = begun(&dir, &spec, &run, args.fresh)?;
     let listener = roles::bind(args.listen, Duration::ZERO).await?;
     let identity = roles::identity(args.tls_dir.as_deref(), args.listen)?;
 
     let cluster = Cluster::find(None, std::env::var("POD_NAMESPACE").ok().as_deref()).await?;
-    let (namespace, run) = (cluster.namespace.clone(), text("run")?);
+    let namespace = cluster.namespace.clone();
     let owner = Some(cluster.owner(&spec.name).await?);
     let job = Job { spec: spec.clone(), namespace, run, fresh: false, allowed: None, owner };
     let address = cluster.master_address(&spec.name).await?;
@@ -110,8 +108,24 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
     }
 }
 
-/// The job's directory, made where this is the first master of the run.
-fn begun(dir: &JobDir, spec: &JobSpec, fresh: bool) -> anyhow::Result<Record> {
+fn secret(secrets: &Path, name: &str) -> anyhow::Result<String> {
+    let path = secrets.join(name);
+    fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
+}
+
+/// The job that the mounted secret holds.
+fn spec(secrets: &Path) -> anyhow::Result<JobSpec> {
+    serde_json::from_str(&secret(secrets, "job.json")?).context("reading the job from its secret")
+}
+
+/// The job of this pod, whose own directory knows nothing of it.
+pub fn record() -> anyhow::Result<Record> {
+    let job = spec(Path::new(SECRETS))?;
+    Ok(Record { created: 0, cwd: job.kubernetes.directory().into(), job, on: None })
+}
+
+/// The job's directory, made where this is the first master of the run, or the first in this pod.
+fn begun(dir: &JobDir, spec: &JobSpec, run: &str, fresh: bool) -> anyhow::Result<Record> {
     if spec.command.is_some() {
         // Its program finds its files itself, and its master needs none.
         dir.create().with_context(|| format!("making {}", dir.path().display()))?;
@@ -130,12 +144,41 @@ fn begun(dir: &JobDir, spec: &JobSpec, fresh: bool) -> anyhow::Result<Record> {
     })?;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let record = Record { created, cwd, job: spec.clone(), on: None };
-    check::check(dir, &record, Missing::Make).map_err(|problems| fault::problems("the job", &problems))?;
-    let earlier = if fresh { Earlier::Remove } else { Earlier::Refuse };
-    submit::set_checkpoints_aside(dir, &record, earlier)?;
+    let begun = Begun::at(&dir.checkpoints(&record));
+    if !begun.is(run)? {
+        check::check(dir, &record, Missing::Make)
+            .map_err(|problems| fault::problems("the job", &problems))?;
+        let earlier = if fresh { Earlier::Remove } else { Earlier::Refuse };
+        submit::set_checkpoints_aside(dir, &record, earlier)?;
+        begun.set(run)?;
+    }
     // From here on the run has begun: the next master goes on.
     dir.write_record(&record).context("writing job.json")?;
     Ok(record)
+}
+
+/// Which run has begun, said in object storage: another pod finds nothing of this one's directory.
+struct Begun(Option<PathBuf>);
+
+impl Begun {
+    fn at(checkpoints: &Path) -> Begun {
+        Begun(elasticdl_storage::is_url(checkpoints).then(|| checkpoints.join("run")))
+    }
+
+    fn is(&self, run: &str) -> anyhow::Result<bool> {
+        let Some(path) = &self.0 else { return Ok(false) };
+        match elasticdl_storage::read(path) {
+            Ok(known) => Ok(known == run.as_bytes()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(e).with_context(|| format!("reading {}", path.display())),
+        }
+    }
+
+    fn set(&self, run: &str) -> anyhow::Result<()> {
+        let Some(path) = &self.0 else { return Ok(()) };
+        elasticdl_storage::replace(path, run.as_bytes())
+            .with_context(|| format!("writing {}", path.display()))
+    }
 }
 
 /// SIGTERM is meant for this pod, not for the job: the ledger holds all that the next master needs.
@@ -258,6 +301,22 @@ mod tests {
     fn told(event: &str, fields: serde_json::Value) -> Option<Story> {
         let serde_json::Value::Object(fields) = fields else { panic!("{fields}") };
         story(&Event { event: event.into(), seq: 1, seconds: 1.0, unix_ms: 1, fields })
+    }
+
+    #[test]
+    fn another_pod_is_told_that_the_run_has_begun_by_an_object_beside_the_ledger() {
+        assert!(!Begun::at(Path::new("ckpt")).is("1").unwrap(), "on a volume the directory tells");
+        let Some(base) = std::env::var_os("ELASTICDL_TEST_S3") else {
+            eprintln!(
+                "skipped: ELASTICDL_TEST_S3 names no bucket; `cargo xtask test` starts a server and sets it"
+            );
+            return;
+        };
+        let unique = tempfile::tempdir().unwrap();
+        let begun = Begun::at(&Path::new(&base).join("pod").join(unique.path().file_name().unwrap()));
+        assert!(!begun.is("1").unwrap());
+        begun.set("1").unwrap();
+        assert!(begun.is("1").unwrap() && !begun.is("2").unwrap());
     }
 
     #[test]

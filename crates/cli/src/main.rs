@@ -139,8 +139,9 @@ fn log(command: &Command) {
         | Command::Member(_) => true,
         _ => false,
     };
-    // Its errors come back to us as errors, and are told where they matter.
-    let default = if role { "info,kube_client=off" } else { "warn,kube_client=off" };
+    // Their errors come back to us as errors, and are told where they matter.
+    let quiet = "kube_client=off,object_store=off";
+    let default = format!("{},{quiet}", if role { "info" } else { "warn" });
     let filter = EnvFilter::try_from_env("ELASTICDL_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     builder.with_ansi(false).with_target(role).init();

@@ -4,7 +4,6 @@
 //! or not there. Tables are the tensors `NAME.ids` and `NAME.rows`, in the same order.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
@@ -12,6 +11,7 @@ use anyhow::Context;
 use elasticdl_spec::job::Format;
 use elasticdl_spec::mix::mix64;
 use elasticdl_spec::{Layout, ModelShape, ModelSpec};
+use elasticdl_storage::{self as storage, Sink, Source};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
@@ -66,7 +66,7 @@ pub struct FileSum {
 /// Writes a safetensors file from parts that come one after the other, so that a large table is never in
 /// memory as a whole.
 pub struct Writer {
-    out: BufWriter<File>,
+    out: BufWriter<Sink>,
     crc: crc32fast::Hasher,
     bytes: u64,
 }
@@ -84,7 +84,7 @@ impl Writer {
         let mut header = serde_json::to_vec(&metadata)?;
         // The data begins on a multiple of eight, so that readers may map it.
         header.resize(header.len().next_multiple_of(8), b' ');
-        let file = File::create(path).with_context(|| format!("creating {}", path.display()))?;
+        let file = storage::create(path).with_context(|| format!("creating {}", path.display()))?;
         let mut writer = Writer { out: BufWriter::new(file), crc: crc32fast::Hasher::new(), bytes: 0 };
         writer.put(&(header.len() as u64).to_le_bytes())?;
         writer.put(&header)?;
@@ -98,10 +98,10 @@ impl Writer {
         self.out.write_all(bytes)
     }
 
-    /// Makes the file durable.
-    pub fn finish(self) -> io::Result<FileSum> {
-        self.out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
-        Ok(FileSum { bytes: self.bytes, crc32: self.crc.finalize() })
+    /// The whole file, which is there once it is finished, and what it holds then.
+    pub fn complete(self) -> io::Result<(Sink, FileSum)> {
+        let file = self.out.into_inner().map_err(io::IntoInnerError::into_error)?;
+        Ok((file, FileSum { bytes: self.bytes, crc32: self.crc.finalize() }))
     }
 }
 
@@ -173,8 +173,8 @@ impl Trained {
             Fault::user(format!("{} is damaged: {reason}", path.display())).hint("export the model again")
         };
         let expected = *expected.ok_or_else(|| damaged("the manifest does not name it".into()))?;
-        let file = File::open(&path).with_context(|| format!("opening {}", path.display()))?;
-        let bytes = file.metadata().with_context(|| format!("looking at {}", path.display()))?.len();
+        let file = storage::open(&path).with_context(|| format!("opening {}", path.display()))?;
+        let bytes = file.meta().with_context(|| format!("looking at {}", path.display()))?.bytes;
         if bytes != expected.bytes {
             return Err(damaged(format!("it has {bytes} bytes, the manifest says {}", expected.bytes)).into());
         }
@@ -190,7 +190,7 @@ impl Trained {
 /// Reads what the model in `dir` says of itself.
 pub fn manifest(dir: &Path) -> anyhow::Result<Manifest> {
     let path = dir.join(MANIFEST);
-    let text = fs::read(&path).map_err(|e| {
+    let text = storage::read(&path).map_err(|e| {
         Fault::user(format!("there is no exported model in {}", dir.display()))
             .because(e)
             .hint("`elasticdl export JOB --out DIR` writes one, and so does a job with an output")
@@ -213,7 +213,7 @@ enum Values {
 
 /// Reads a safetensors file from its start to its end, once.
 struct Reader {
-    file: File,
+    file: Source,
     crc: crc32fast::Hasher,
 }
 
@@ -322,12 +322,14 @@ mod tests {
         writer.put(bytemuck::cast_slice(&[7u64, 9])).unwrap();
         writer.put(bytemuck::cast_slice(&[0.5f32])).unwrap();
         writer.put(bytemuck::cast_slice(&[0.25f32])).unwrap();
-        let sum = writer.finish().unwrap();
-        let bytes = fs::read(&path).unwrap();
+        let (file, sum) = writer.complete().unwrap();
+        assert!(!path.exists());
+        file.finish().unwrap();
+        let bytes = storage::read(&path).unwrap();
         assert_eq!(sum, FileSum { bytes: bytes.len() as u64, crc32: crc32fast::hash(&bytes) });
         let read = safetensors::SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(read.tensor("t.rows").unwrap().data(), bytemuck::cast_slice::<f32, u8>(&[0.5, 0.25]));
-        let mut ours = Reader { file: File::open(&path).unwrap(), crc: crc32fast::Hasher::new() };
+        let mut ours = Reader { file: storage::open(&path).unwrap(), crc: crc32fast::Hasher::new() };
         let tensors = ours.tensors().unwrap();
         assert!(matches!(&tensors["t.ids"], (_, Values::Ids(ids)) if *ids == [7, 9]));
     }

@@ -170,7 +170,8 @@ pub fn identity(dir: Option<&Path>, listen: SocketAddr) -> anyhow::Result<Option
     Ok(identity)
 }
 
-/// The job's lock and, where it has one, that of its checkpoint directory.
+/// The job's lock and, where it has one, that of its checkpoint directory. Object storage has no locks: terms
+/// decide there.
 fn locks(dir: &JobDir, record: &Record) -> anyhow::Result<(Lock, Option<Lock>)> {
     let name = &record.job.name;
     let job = Lock::take(&dir.lock(), name).map_err(|refused| match refused {
@@ -181,6 +182,9 @@ fn locks(dir: &JobDir, record: &Record) -> anyhow::Result<(Lock, Option<Lock>)> 
         return Ok((job, None));
     }
     let checkpoints = dir.checkpoints(record);
+    if elasticdl_storage::is_url(&checkpoints) {
+        return Ok((job, None));
+    }
     fs::create_dir_all(&checkpoints).with_context(|| format!("making {}", checkpoints.display()))?;
     let theirs = Lock::take(&checkpoints.join("lock"), name).map_err(|refused| match refused {
         Refused::Held(holder) => submit::shared_checkpoints(&checkpoints, holder.as_ref()),

@@ -1,31 +1,18 @@
 //! Committed checkpoints and the ledger beside them as the client sees them: which there are, whose they are,
 //! out of the way with them.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use elasticdl_master::checkpoint::Manifest;
-use elasticdl_master::ledger::{self, file::dir_of};
+use elasticdl_master::ledger::{self, dir_of};
 use elasticdl_master::store;
 
 use crate::fault::Fault;
 
 /// The directories of all checkpoints in `dir`, finished or not.
 pub fn all(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let entries = match fs::read_dir(dir) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.with_context(|| format!("listing the checkpoints in {}", dir.display()))?,
-    };
-    let ours = |name: &str| name.strip_prefix("checkpoint-").is_some_and(|n| n.parse::<u64>().is_ok());
-    let mut found: Vec<PathBuf> = entries
-        .filter_map(|entry| entry.ok())
-        .filter(|entry| entry.file_name().to_str().is_some_and(ours))
-        .map(|entry| entry.path())
-        .collect();
-    found.sort();
-    Ok(found)
+    Ok(store::checkpoints(dir)?.into_iter().map(|(_, path)| path).collect())
 }
 
 /// Whether there is a ledger to go on from beside the checkpoints in `dir`.
@@ -40,12 +27,7 @@ pub fn has_begun(dir: &Path) -> bool {
 /// Removes the ledger from `dir`; without it nothing can go on.
 pub fn clear_ledger(dir: &Path) -> anyhow::Result<()> {
     let path = dir_of(dir);
-    match fs::remove_dir_all(&path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(e).with_context(|| format!("removing {}", path.display()))
-        }
-        _ => Ok(()),
-    }
+    elasticdl_storage::remove_all(&path).with_context(|| format!("removing {}", path.display()))
 }
 
 /// Removes the ledger and all checkpoints from `dir`, and nothing else that may lie there.
@@ -53,7 +35,7 @@ pub fn clear(dir: &Path) -> anyhow::Result<()> {
     // First the ledger: it must never speak of checkpoints that are gone.
     clear_ledger(dir)?;
     for path in all(dir)? {
-        fs::remove_dir_all(&path).with_context(|| format!("removing {}", path.display()))?;
+        elasticdl_storage::remove_all(&path).with_context(|| format!("removing {}", path.display()))?;
     }
     Ok(())
 }
@@ -70,6 +52,8 @@ pub fn newest(dir: &Path, name: &str) -> anyhow::Result<(Manifest, PathBuf)> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -118,6 +118,7 @@ impl Claim {
         let checkpoints = dir.checkpoints(&record);
         if record.on.is_none()
             && record.job.command.is_none()
+            && !elasticdl_storage::is_url(&checkpoints)
             && let Some(holder) = lock::holder(&checkpoints.join("lock"))
         {
             return Err(shared_checkpoints(&checkpoints, holder.as_ref()).into());

@@ -85,9 +85,9 @@ async fn check_cluster(record: &Record, on: &OnCluster) -> anyhow::Result<()> {
         return tether::find(on).await.map(|_| ());
     }
     check::plan(&record.job)?;
-    if record.job.kubernetes.volumes.is_empty() {
+    if record.job.kubernetes.volumes.is_empty() && !record.job.is_in_object_storage() {
         let what = "a job on a cluster keeps its ledger and its checkpoints on a volume, and there is none";
-        let hint = "add one to spec.kubernetes.volumes, as in [{ persistentVolumeClaim: { claimName: data }, mountPath: /data }]";
+        let hint = "add one to spec.kubernetes.volumes, as in [{ persistentVolumeClaim: { claimName: data }, mountPath: /data }]; or name URLs for data, checkpoint.dir and output";
         return Err(Fault::user(what).hint(hint).into());
     }
     tether::find(on).await.map(|_| ())

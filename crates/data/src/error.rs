@@ -108,15 +108,11 @@ pub enum Error {
 impl Error {
     /// What the failure means for whoever sees it.
     pub fn kind(&self) -> Kind {
-        use io::ErrorKind as Io;
         match self {
-            // These are about the file and stay; whatever else a disk or a mount reports may pass.
-            Error::Io { source, .. } => match source.kind() {
-                Io::NotFound | Io::PermissionDenied | Io::IsADirectory | Io::NotADirectory => Kind::User,
-                Io::StorageFull | Io::ReadOnlyFilesystem | Io::QuotaExceeded | Io::FileTooLarge => Kind::User,
-                Io::InvalidData | Io::InvalidInput | Io::UnexpectedEof | Io::AlreadyExists => Kind::User,
-                _ => Kind::Retry,
-            },
+            Error::Io { source, .. } => kind_of(source),
+            Error::Parquet { source: parquet::errors::ParquetError::External(source), .. } => {
+                source.downcast_ref::<io::Error>().map_or(Kind::User, kind_of)
+            }
             _ => Kind::User,
         }
     }
@@ -124,6 +120,17 @@ impl Error {
     /// Wraps a refusal by the operating system: `.map_err(Error::io("open", path))`.
     pub(crate) fn io(attempt: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Error {
         move |source| Error::Io { attempt, path: path.as_ref().to_path_buf(), source }
+    }
+}
+
+/// These are about the file and stay; whatever else a disk, a mount or a network reports may pass.
+fn kind_of(error: &io::Error) -> Kind {
+    use io::ErrorKind as Io;
+    match error.kind() {
+        Io::NotFound | Io::PermissionDenied | Io::IsADirectory | Io::NotADirectory => Kind::User,
+        Io::StorageFull | Io::ReadOnlyFilesystem | Io::QuotaExceeded | Io::FileTooLarge => Kind::User,
+        Io::InvalidData | Io::InvalidInput | Io::UnexpectedEof | Io::AlreadyExists => Kind::User,
+        _ => Kind::Retry,
     }
 }
 

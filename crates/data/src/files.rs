@@ -1,12 +1,11 @@
 //! Patterns become data files, and what cannot be data is found before anything starts.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, Metadata};
-use std::os::unix::fs::MetadataExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use elasticdl_spec::job::Format;
-use elasticdl_spec::mix::mix2;
+use elasticdl_storage as storage;
 
 use crate::error::{Error, Result};
 use crate::near;
@@ -22,7 +21,7 @@ pub struct DataFile {
     pub compression: Compression,
     /// Its size.
     pub bytes: u64,
-    /// Size and modification time in one number: it changes when the file does.
+    /// Size and modification time (of an object, its ETag) in one number: it changes when the file does.
     pub fingerprint: u64,
 }
 
@@ -37,7 +36,7 @@ pub enum Compression {
     Zstd,
 }
 
-/// The files that `patterns` (paths or globs) name: sorted by path, each once.
+/// The files that `patterns` (paths, URLs, or globs of either) name: sorted by path, each once.
 ///
 /// `format` is `data.format`: it counts for all files. Without it names tell: `.parquet`, and `.csv`,
 /// `.tsv`, `.txt`, `.data`, `.test` (UCI names its pairs so) for text; `.gz` or `.zst` behind any of
@@ -48,8 +47,7 @@ pub fn discover(patterns: &[String], format: Option<Format>) -> Result<Vec<DataF
     for pattern in patterns {
         for path in matches(pattern)? {
             let file = look_at(&path, format)?;
-            let real = fs::canonicalize(&path).map_err(Error::io("find", &path))?;
-            files.entry(real).or_insert(file);
+            files.entry(real_path(&path)?).or_insert(file);
         }
     }
     let mut files: Vec<DataFile> = files.into_values().collect();
@@ -87,13 +85,19 @@ pub(crate) fn format_of(path: &Path, format: Option<Format>) -> Result<(Format, 
     }
 }
 
-/// Size and modification time in one number.
-pub(crate) fn fingerprint(metadata: &Metadata) -> u64 {
-    mix2(metadata.len(), mix2(metadata.mtime() as u64, metadata.mtime_nsec() as u64))
+/// The one name of a file that may have several.
+pub fn real_path(path: &Path) -> Result<PathBuf> {
+    if storage::is_url(path) {
+        return Ok(path.into());
+    }
+    fs::canonicalize(path).map_err(Error::io("find", path))
 }
 
 /// The paths that a pattern names; at least one.
 fn matches(pattern: &str) -> Result<Vec<PathBuf>> {
+    if storage::is_url(pattern) {
+        return objects(pattern);
+    }
     // A name may hold brackets. What exists as it stands is meant as it stands.
     if Path::new(pattern).symlink_metadata().is_ok() {
         return Ok(vec![PathBuf::from(pattern)]);
@@ -119,21 +123,37 @@ fn matches(pattern: &str) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
+/// The objects that a pattern names; at least one.
+fn objects(pattern: &str) -> Result<Vec<PathBuf>> {
+    let failed = Error::io("list", pattern);
+    if storage::exists(pattern).map_err(Error::io("look at", pattern))? {
+        return Ok(vec![PathBuf::from(pattern)]);
+    }
+    let found = storage::matching(pattern).map_err(failed)?;
+    if found.is_empty() {
+        return Err(Error::NoMatch { pattern: pattern.to_string(), near: near_misses(pattern) });
+    }
+    Ok(found.into_iter().map(PathBuf::from).collect())
+}
+
 fn look_at(path: &Path, format: Option<Format>) -> Result<DataFile> {
     let wrong = |reason| Err(Error::File { path: path.to_path_buf(), reason });
     let Some(name) = path.to_str() else {
         return wrong("its name is not UTF-8; rename it");
     };
+    if !storage::is_url(path) {
+        let metadata = fs::metadata(path).map_err(Error::io("look at", path))?;
+        if metadata.is_dir() {
+            return wrong("it is a directory; name the files in it, as in DIR/*.csv");
+        }
+        if !metadata.is_file() {
+            return wrong("it is no regular file");
+        }
+    }
     // Opening it, not only looking, finds out whether it may be read.
-    let metadata = fs::metadata(path).map_err(Error::io("look at", path))?;
-    if metadata.is_dir() {
-        return wrong("it is a directory; name the files in it, as in DIR/*.csv");
-    }
-    if !metadata.is_file() {
-        return wrong("it is no regular file");
-    }
-    File::open(path).map_err(Error::io("open", path))?;
-    if metadata.len() == 0 {
+    let file = storage::open(path).map_err(Error::io("open", path))?;
+    let meta = file.meta().map_err(Error::io("look at", path))?;
+    if meta.bytes == 0 {
         return wrong("it is empty");
     }
     let (format, compression) = format_of(path, format)?;
@@ -141,8 +161,8 @@ fn look_at(path: &Path, format: Option<Format>) -> Result<DataFile> {
         path: name.to_string(),
         format,
         compression,
-        bytes: metadata.len(),
-        fingerprint: fingerprint(&metadata),
+        bytes: meta.bytes,
+        fingerprint: meta.fingerprint,
     })
 }
 
@@ -151,15 +171,22 @@ fn look_at(path: &Path, format: Option<Format>) -> Result<DataFile> {
 fn near_misses(pattern: &str) -> Vec<String> {
     const SHOWN: usize = 3;
     let path = Path::new(pattern);
-    let listed = path.ancestors().skip(1).find(|ancestor| as_directory(ancestor).is_dir());
+    let listed = path.ancestors().skip(1).find(|ancestor| is_directory(ancestor));
     let Some(directory) = listed else { return Vec::new() };
     let Some(wanted) = path.strip_prefix(directory).ok().and_then(|rest| rest.iter().next()?.to_str()) else {
         return Vec::new();
     };
-    let Ok(entries) = fs::read_dir(as_directory(directory)) else { return Vec::new() };
-    let names: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+    let Ok(names) = storage::list(as_directory(directory)) else { return Vec::new() };
     let near = near::ranked(wanted, names.iter().map(String::as_str));
     near.into_iter().take(SHOWN).map(|name| directory.join(name).display().to_string()).collect()
+}
+
+/// Whether there is such a directory. One of objects is there when something is in it.
+fn is_directory(path: &Path) -> bool {
+    if storage::is_url(path) {
+        return storage::list(path).is_ok_and(|names| !names.is_empty());
+    }
+    as_directory(path).is_dir()
 }
 
 /// The directory of a path without one is the current one.

@@ -4,7 +4,7 @@
 //! shards start; the result is kept, so that the next start of the job doesn't wait for it. It holds
 //! nothing that could not be found again: a damaged or outdated index is made anew.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use tracing::{debug, warn};
 
 use crate::error::{Error, Result};
 use crate::field::hash_bytes;
-use crate::files::{Compression, DataFile, fingerprint};
+use crate::files::{Compression, DataFile};
 use crate::lines::{Lines, Style};
 use crate::reader::{Plan, header_plan, records_in_footer};
 
@@ -87,9 +87,9 @@ fn scan(
     found: &mut dyn FnMut(u64, u64, u64),
 ) -> Result<Index> {
     let path = &file.path;
-    let input = File::open(path).map_err(Error::io("open", path))?;
-    let there = input.metadata().map_err(Error::io("look at", path))?;
-    if fingerprint(&there) != file.fingerprint {
+    let input = elasticdl_storage::open(path).map_err(Error::io("open", path))?;
+    let there = input.meta().map_err(Error::io("look at", path))?;
+    if there.fingerprint != file.fingerprint {
         return Err(Error::Changed { path: path.clone() });
     }
     let mut lines = Lines::open(input, path, Compression::Plain, style, 0)?;

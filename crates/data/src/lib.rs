@@ -1,7 +1,7 @@
 //! Records: found in files, cut into shards, decoded into batches.
 //!
-//! This crate knows no network, reads no clock and decides nothing about who trains what. The map,
-//! in the order in which a record passes through it:
+//! This crate knows no protocol (files and objects come by name from `elasticdl-storage`), reads no clock and
+//! decides nothing about who trains what. The map, in the order in which a record passes through it:
 //!
 //! - [`files`]: patterns become files, each with its format and a fingerprint.
 //! - [`index`]: a file becomes shards; where a text file's shards start is found once and kept.

@@ -10,10 +10,10 @@
 //! - A UTF-8 byte order mark at the start of a file is not part of the first record.
 //! - A record has at most [`RECORD_BYTES_MAX`] bytes.
 
-use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 
 use elasticdl_spec::Layout;
+use elasticdl_storage::{self as storage, Source};
 use memchr::{memchr, memchr_iter, memchr2};
 
 use crate::error::{Error, Result};
@@ -156,12 +156,16 @@ pub(crate) struct Lines {
 impl Lines {
     /// Reads `file` from `offset`, which must be 0 in a packed one.
     pub fn open(
-        mut file: File,
+        mut file: Source,
         path: &str,
         compression: Compression,
         style: Style,
         offset: u64,
     ) -> Result<Self> {
+        // At the start of a file it may be the header alone that is wanted.
+        if offset > 0 || !style.header {
+            file.read_in_order();
+        }
         let input: Box<dyn Read + Send> = match compression {
             Compression::Plain => {
                 file.seek(SeekFrom::Start(offset)).map_err(Error::io("seek in", path))?;
@@ -280,11 +284,11 @@ impl Lines {
         if !self.packed {
             return Error::Io { attempt: "read", path: (&self.path).into(), source };
         }
-        // What does not come from the system is the unpacker's: the file is damaged and stays so.
-        let source = match source.raw_os_error() {
-            Some(_) => source,
-            None => io::Error::new(io::ErrorKind::InvalidData, source),
-        };
+        // What comes neither from the system nor from object storage is the unpacker's: the file is damaged and
+        // stays so.
+        let outside = source.raw_os_error().is_some()
+            || source.get_ref().is_some_and(|inner| inner.is::<storage::Refusal>());
+        let source = if outside { source } else { io::Error::new(io::ErrorKind::InvalidData, source) };
         Error::Io { attempt: "unpack", path: (&self.path).into(), source }
     }
 }
@@ -306,7 +310,7 @@ fn without_line_end(text: &[u8]) -> &[u8] {
 
 /// How many lines start before `offset`: a pass over the file, for messages only.
 pub(crate) fn lines_before(path: &str, offset: u64) -> Result<u64> {
-    let mut input = File::open(path).map_err(Error::io("open", path))?.take(offset);
+    let mut input = storage::open(path).map_err(Error::io("open", path))?.take(offset);
     let mut buffer = vec![0; BUFFER_BYTES];
     let mut lines = 0;
     loop {

@@ -8,15 +8,15 @@ mod plan;
 mod text;
 mod value;
 
-use std::fs::File;
 use std::path::Path;
 
 use elasticdl_spec::job::Format;
 use elasticdl_spec::{Layout, Shard};
+use elasticdl_storage as storage;
 
 use crate::batch::Batch;
 use crate::error::{BadRecord, Error, Result};
-use crate::files::{DataFile, fingerprint, format_of};
+use crate::files::{DataFile, format_of};
 use crate::lines::{Lines, Style};
 
 use self::parquet::ParquetReader;
@@ -38,7 +38,7 @@ pub fn check(file: &DataFile, layout: &Layout) -> Result<()> {
     if !style.header {
         return Plan::without_header(path, layout).map(drop);
     }
-    let input = File::open(path).map_err(Error::io("open", path))?;
+    let input = storage::open(path).map_err(Error::io("open", path))?;
     let mut lines = Lines::open(input, path, file.compression, style, 0)?;
     header_plan(&mut lines, path, layout).map(drop)
 }
@@ -66,9 +66,9 @@ impl ShardReader {
     pub fn open(shard: &Shard, layout: &Layout, format: Option<Format>, skip: u64) -> Result<Self> {
         let path = &shard.path;
         let (format, compression) = format_of(Path::new(path), format)?;
-        let file = File::open(path).map_err(Error::io("open", path))?;
-        let there = file.metadata().map_err(Error::io("look at", path))?;
-        if fingerprint(&there) != shard.fingerprint {
+        let file = storage::open_again(path, shard.fingerprint).map_err(Error::io("open", path))?;
+        let there = file.meta().map_err(Error::io("look at", path))?;
+        if there.fingerprint != shard.fingerprint {
             return Err(Error::Changed { path: path.clone() });
         }
         let skip = shard.records.map_or(skip, |records| skip.min(records));

@@ -1,11 +1,15 @@
 //! The master's durable memory: what happened, as entries, and the [`Book`] that they add up to.
 //!
 //! The job records an entry *before* it acts on it, by the order of its effects. A master that is started
-//! again reads the book and goes on. Pure; [`records`] turns entries into bytes, by [`log`], and [`file`] keeps them on disk.
+//! again reads the book and goes on. Pure; [`records`] turns entries into bytes, by [`log`], and `kept.rs` keeps
+//! them: in a file (`file.rs`), or in objects (`objects.rs`) that `segments.rs` puts in order.
 
-pub mod file;
+mod file;
+mod kept;
 pub mod log;
+mod objects;
 pub mod records;
+mod segments;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +22,7 @@ use crate::config::Process;
 use crate::status::Phase;
 use crate::tasks::{Done, Finished};
 
-pub use file::{Ledger, read};
+pub use kept::{Ledger, dir_of, read};
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

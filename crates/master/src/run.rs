@@ -41,7 +41,7 @@ pub async fn run(mut config: Config) -> Result<Outcome> {
     let checkpoint_dir = job_spec.checkpoint.dir.as_ref().map_or(default_dir, PathBuf::from);
     let (ledger, start) = prepare(&mut config, &checkpoint_dir)?;
     let (inputs_sender, inputs) = mpsc::unbounded_channel();
-    let teller = Teller::open(&config.job_dir, config.told, 0)?;
+    let teller = Teller::open(&config.job_dir, config.told, events_before(&start))?;
     let app = router(config.token.clone(), inputs_sender.clone(), teller.log());
     let serving = listen::serve(config.listener, config.identity.as_ref(), app)?;
     index(&job_spec, config.job_dir.join("index"), inputs_sender.clone())?;
@@ -73,7 +73,7 @@ pub async fn run(mut config: Config) -> Result<Outcome> {
 
 /// Opens the ledger, checks that it is this job's, and takes over what still runs.
 fn prepare(config: &mut Config, checkpoint_dir: &Path) -> Result<(Ledger, Start)> {
-    fs::create_dir_all(checkpoint_dir)
+    elasticdl_storage::make_dir(checkpoint_dir)
         .map_err(|e| Error::io(format!("making the checkpoint directory {}", checkpoint_dir.display()), e))?;
     let shown = checkpoint_dir.display().to_string();
     if config.resume && ledger::read(checkpoint_dir)?.is_none_or(|book| book.is_empty()) {
@@ -84,10 +84,7 @@ fn prepare(config: &mut Config, checkpoint_dir: &Path) -> Result<(Ledger, Start)
     let mut book = ledger.book().clone();
     let difference = book.terms_of_job.difference(&TermsOfJob::of(&config.plan));
     if let Some(reason) = difference.filter(|_| !book.is_empty()) {
-        return Err(Error::Ledger {
-            path: ledger::file::dir_of(checkpoint_dir).display().to_string(),
-            reason,
-        });
+        return Err(Error::Ledger { path: ledger::dir_of(checkpoint_dir).display().to_string(), reason });
     }
     let committed = book.committed.map(|id| store::load(checkpoint_dir, id)).transpose()?;
     if let Some(manifest) = &committed {
@@ -112,6 +109,13 @@ fn prepare(config: &mut Config, checkpoint_dir: &Path) -> Result<(Ledger, Start)
         workers_allowed: config.workers_allowed,
     };
     Ok((ledger, start))
+}
+
+/// A master that goes on elsewhere than the one before has no events file to look into, and counts from beyond what
+/// that one can have told.
+fn events_before(start: &Start) -> u64 {
+    const EVENTS_PER_TERM: u64 = 1 << 32;
+    if start.book.is_empty() { 0 } else { start.term * EVENTS_PER_TERM }
 }
 
 /// Indexes the files on a thread of its own.
@@ -256,7 +260,7 @@ impl Edge {
                 if let Answer::Beat(BeatReply {
                     what: Some(beat_reply::What::WriteCheckpoint(write)), ..
                 }) = &answer
-                    && let Err(error) = fs::create_dir_all(&write.dir)
+                    && let Err(error) = elasticdl_storage::make_dir(&write.dir)
                 {
                     // The server will fail to write into it and say so.
                     tracing::warn!(dir = write.dir, %error, "cannot make the checkpoint's directory");

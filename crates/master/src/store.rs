@@ -1,19 +1,21 @@
-//! Checkpoints on disk: one directory each, a checkpoint only once its manifest is there.
+//! Checkpoints: one directory each, on disk or in object storage, a checkpoint only once its manifest is there.
 //!
-//! The servers write partition files into the directory; the manifest is written last, under another
-//! name, made durable and renamed, so that a half-written checkpoint is never read.
+//! The servers write partition files into the directory; the manifest is written last and is there as a whole or
+//! not at all, so that a half-written checkpoint is never read.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use elasticdl_spec::Plan;
+use elasticdl_storage as storage;
 
 use crate::checkpoint::{FORMAT, Manifest};
 use crate::error::{Error, Result};
 
 const MANIFEST: &str = "manifest.json";
+/// The file of the claimed term; in object storage, the directory of all that ever were.
+const TERM: &str = "term";
 
 /// The directory of checkpoint `id`.
 pub fn checkpoint_path(dir: &str, id: u64) -> String {
@@ -22,10 +24,12 @@ pub fn checkpoint_path(dir: &str, id: u64) -> String {
 
 /// The newest complete checkpoint in `dir`, if there is one. A master goes by its ledger instead.
 pub fn newest(dir: &Path) -> Result<Option<Manifest>> {
-    match checkpoints(dir)?.into_iter().rfind(|(_, path)| path.join(MANIFEST).exists()) {
-        Some((_, path)) => read(&path).map(Some),
-        None => Ok(None),
+    for (_, path) in checkpoints(dir)?.into_iter().rev() {
+        if is_complete(&path)? {
+            return read(&path).map(Some);
+        }
     }
+    Ok(None)
 }
 
 /// The checkpoint with this number.
@@ -36,14 +40,13 @@ pub fn load(dir: &Path, id: u64) -> Result<Manifest> {
 /// How long ago a checkpoint was written; where that cannot be told, too long.
 pub fn age(dir: &Path, id: u64) -> Duration {
     let manifest = Path::new(&checkpoint_path(&dir.display().to_string(), id)).join(MANIFEST);
-    let written = fs::metadata(manifest).and_then(|file| file.modified());
-    written.ok().and_then(|time| time.elapsed().ok()).unwrap_or(Duration::MAX)
+    storage::modified(manifest).ok().and_then(|time| time.elapsed().ok()).unwrap_or(Duration::MAX)
 }
 
 fn read(path: &Path) -> Result<Manifest> {
     let error = |reason: String| Error::Checkpoint { path: path.display().to_string(), reason };
     let text =
-        fs::read(path.join(MANIFEST)).map_err(|e| error(format!("its manifest cannot be read: {e}")))?;
+        storage::read(path.join(MANIFEST)).map_err(|e| error(format!("its manifest cannot be read: {e}")))?;
     let manifest: Manifest =
         serde_json::from_slice(&text).map_err(|e| error(format!("its manifest is damaged: {e}")))?;
     if manifest.format != FORMAT {
@@ -58,27 +61,49 @@ pub fn next_id(dir: &Path) -> Result<u64> {
 }
 
 /// Claims the next term, durably: every lease of this master is above all leases that the ledger or any
-/// checkpoint in `dir` remembers. The caller holds the directory's lock, so no two masters claim one term.
+/// checkpoint in `dir` remembers. On disk the caller holds the directory's lock, in object storage of several who
+/// claim a term one gets it: no two masters claim one.
 ///
 /// The term is claimed before the ledger is read. A master that finds its own term still there after a write
 /// knows by that: whoever claims a later one will read what was written.
 pub fn claim_term(dir: &Path) -> Result<u64> {
-    let path = dir.join("term");
-    let term = claimed_term(dir)? + 1;
-    replace_file(&path, format!("{term}\n").as_bytes())
-        .map_err(|e| Error::io(format!("claiming a term in {}", path.display()), e))?;
-    Ok(term)
+    let failed = |e| Error::io(format!("claiming a term in {}", dir.display()), e);
+    loop {
+        let term = claimed_term(dir)? + 1;
+        let text = format!("{term}\n");
+        if !storage::is_url(dir) {
+            return storage::replace(dir.join(TERM), text.as_bytes()).map(|()| term).map_err(failed);
+        }
+        match storage::create_new(dir.join(term_name(term)), text.as_bytes()) {
+            Ok(()) => return Ok(term),
+            // Somebody else has it: the next one, then.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(failed(e)),
+        }
+    }
 }
 
 /// The newest term that was claimed; 0 where none ever was.
 pub fn claimed_term(dir: &Path) -> Result<u64> {
-    let path = dir.join("term");
-    let failed = |e| Error::io(format!("reading the term in {}", path.display()), e);
-    match fs::read_to_string(&path) {
-        Ok(text) => text.trim().parse::<u64>().map_err(|e| failed(io::Error::other(e))),
+    let failed = |e| Error::io(format!("reading the term in {}", dir.display()), e);
+    if storage::is_url(dir) {
+        let names = storage::list(dir.join(TERM)).map_err(failed)?;
+        return Ok(names.iter().filter_map(|name| name.parse().ok()).max().unwrap_or(0));
+    }
+    match storage::read(dir.join(TERM)) {
+        Ok(text) => {
+            let text = String::from_utf8_lossy(&text);
+            text.trim().parse::<u64>().map_err(|e| failed(io::Error::other(e)))
+        }
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(0),
         Err(e) => Err(failed(e)),
     }
+}
+
+/// The object of a term that was claimed. It is never removed: where it could be, a master that has looked and
+/// then slept might claim its term once more.
+fn term_name(term: u64) -> String {
+    format!("{TERM}/{term:010}")
 }
 
 /// Whether a checkpoint fits a job's model; else what differs.
@@ -135,18 +160,8 @@ pub fn check_fits(dir: &str, manifest: &Manifest, plan: &Plan) -> Result<()> {
 /// Writes the manifest durably. The checkpoint counts once the ledger says so too.
 pub fn commit(dir: &Path, manifest: &Manifest) -> io::Result<()> {
     let path = PathBuf::from(checkpoint_path(&dir.display().to_string(), manifest.id));
-    replace_file(&path.join(MANIFEST), &serde_json::to_vec_pretty(manifest)?)?;
-    File::open(dir)?.sync_all()
-}
-
-/// Writes a file so that a crash leaves the old one or the new one, never a part.
-fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
-    let temporary = path.with_added_extension("tmp");
-    let mut file = File::create(&temporary)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
-    File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+    storage::replace(path.join(MANIFEST), &serde_json::to_vec_pretty(manifest)?)?;
+    storage::sync_dir(dir)
 }
 
 /// Removes what is older than the `keep` newest complete checkpoints up to `committed`, the one that the
@@ -155,35 +170,36 @@ pub fn prune(dir: &Path, committed: u64, keep: u32) -> Result<()> {
     assert!(keep >= 1, "the committed checkpoint is kept");
     let mut complete = 0;
     for (_, path) in checkpoints(dir)?.into_iter().rev().filter(|(id, _)| *id <= committed) {
-        let whole = path.join(MANIFEST).exists();
+        let whole = is_complete(&path)?;
         complete += u32::from(whole);
         if !whole || complete > keep {
-            fs::remove_dir_all(&path).map_err(|e| Error::io(format!("removing {}", path.display()), e))?;
+            // The manifest first: what is left of it must not look like a checkpoint.
+            let removed = storage::remove(path.join(MANIFEST)).and_then(|()| storage::remove_all(&path));
+            removed.map_err(|e| Error::io(format!("removing {}", path.display()), e))?;
         }
     }
     Ok(())
 }
 
+fn is_complete(path: &Path) -> Result<bool> {
+    storage::exists(path.join(MANIFEST)).map_err(|e| Error::io(format!("looking at {}", path.display()), e))
+}
+
 /// All checkpoint directories, committed or not, by number.
-fn checkpoints(dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(Error::io(format!("listing the checkpoints in {}", dir.display()), e)),
-    };
-    let mut found: Vec<(u64, PathBuf)> = entries
-        .filter_map(|entry| {
-            let path = entry.ok()?.path();
-            let id = path.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()?;
-            Some((id, path))
-        })
-        .collect();
+pub fn checkpoints(dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let failed = |e| Error::io(format!("listing the checkpoints in {}", dir.display()), e);
+    let number = |name: &String| name.strip_prefix("checkpoint-")?.parse::<u64>().ok();
+    let names = storage::list(dir).map_err(failed)?;
+    let mut found: Vec<(u64, PathBuf)> =
+        names.iter().filter_map(|name| Some((number(name)?, dir.join(name)))).collect();
     found.sort_unstable();
     Ok(found)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::tasks::Done;
     use elasticdl_spec::{ModelShape, OptimizerSpec};

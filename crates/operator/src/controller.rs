@@ -487,3 +487,27 @@ fn address(masters: &[Pod]) -> Option<String> {
     let ip = leader(&masters)?.status.as_ref()?.pod_ip.clone()?;
     Some(if ip.contains(':') { format!("[{ip}]:{MASTER_PORT}") } else { format!("{ip}:{MASTER_PORT}") })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resource::Phase;
+
+    #[test]
+    fn our_own_figures_in_the_status_call_for_no_look_and_its_phase_does() {
+        let mut job: ElasticJob = serde_json::from_value(json!({
+            "apiVersion": "elasticdl.org/v1", "kind": "ElasticJob", "metadata": { "name": "j", "generation": 1 },
+            "status": { "phase": "Training", "records": 10 },
+        }))
+        .unwrap();
+        let before = matter_of(&job);
+        let status = job.status.get_or_insert_default();
+        (status.records, status.workers, status.progress) = (Some(20), Some(3), Some("20 %".into()));
+        assert_eq!(matter_of(&job), before);
+        job.status.get_or_insert_default().phase = Some(Phase::Done);
+        assert_ne!(matter_of(&job), before, "its room is free for others");
+        job.status.get_or_insert_default().phase = Some(Phase::Training);
+        job.metadata.generation = Some(2);
+        assert_ne!(matter_of(&job), before, "somebody changed the spec");
+    }
+}

@@ -3,7 +3,7 @@
 //! Objects are written as JSON and then read as the API's own types, so that what a person passes on (volumes,
 //! tolerations, pod overrides) is checked where it is used, with the setting named.
 
-use elasticdl_spec::kubernetes::RolePods;
+use elasticdl_spec::kubernetes::{RolePods, SCRATCH};
 use elasticdl_spec::{JobSpec, amount};
 use elasticdl_wire::Identity;
 use elasticdl_wire::control::Role;
@@ -87,7 +87,8 @@ impl Secrets {
 pub const TLS_FILES: [&str; 3] = ["ca.pem", "cert.pem", "key.pem"];
 
 impl Job {
-    /// The directory of the job's ledger and events, on a volume.
+    /// The directory of the job's events and, where they are not in object storage, of its checkpoints and ledger:
+    /// on a volume, or without one the pod's own.
     pub fn directory(&self) -> String {
         if self.spec.command.is_some() {
             return gang::STATE.into();
@@ -321,12 +322,17 @@ impl Job {
         env
     }
 
-    /// The job's volumes and where they are mounted, its secrets first.
+    /// The job's volumes and where they are mounted, its secrets first. A job in object storage needs none; its
+    /// pods get a place for what they can make again.
     fn volumes(&self) -> (Vec<Value>, Vec<Value>) {
         let secret = names::anchor(&self.spec.name);
         let mut volumes =
             vec![json!({ "name": "job", "secret": { "secretName": secret, "defaultMode": 0o440 } })];
         let mut mounts = vec![json!({ "name": "job", "mountPath": SECRETS, "readOnly": true })];
+        if self.spec.kubernetes.volumes.is_empty() {
+            volumes.push(json!({ "name": "scratch", "emptyDir": {} }));
+            mounts.push(json!({ "name": "scratch", "mountPath": SCRATCH }));
+        }
         for (n, given) in self.spec.kubernetes.volumes.iter().enumerate() {
             let (mut volume, mut mount) = (Map::new(), Map::new());
             for (key, value) in given {

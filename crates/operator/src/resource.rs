@@ -183,8 +183,9 @@ impl ElasticJob {
         let inputs = Inputs { file: Some(&file.to_string()), ..Inputs::default() };
         let job = resolve(&inputs)?.job;
         let mut problems = Vec::new();
-        if job.kubernetes.volumes.is_empty() && job.command.is_none() {
-            let hint = "as in [{ persistentVolumeClaim: { claimName: data }, mountPath: /data }]";
+        if job.kubernetes.volumes.is_empty() && job.command.is_none() && !job.is_in_object_storage() {
+            let hint = "as in [{ persistentVolumeClaim: { claimName: data }, mountPath: /data }]; or keep data, \
+                        checkpoint.dir and output in object storage";
             problems.push(Problem {
                 place: "spec.kubernetes.volumes".into(),
                 what: "a job on a cluster needs a volume that all its pods can write to".into(),
@@ -361,6 +362,18 @@ mod tests {
         spec["servers"] = json!({ "pod": { "spec": { "containers": 7 } } });
         let problems = job(spec).resolve().unwrap_err().to_string();
         assert!(problems.contains("servers.pod"), "{problems}");
+    }
+
+    #[test]
+    fn a_job_in_object_storage_needs_no_volume() {
+        let mut spec = spec();
+        spec["kubernetes"] = json!({});
+        spec["data"]["train"] = json!("s3://b/t-*.tsv");
+        spec["checkpoint"] = json!({ "dir": "s3://b/ckpt" });
+        job(spec.clone()).resolve().unwrap();
+        spec["output"] = json!("model/");
+        let problems = job(spec).resolve().unwrap_err().to_string();
+        assert!(problems.contains("spec.kubernetes.volumes"), "{problems}");
     }
 
     #[test]

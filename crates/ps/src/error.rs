@@ -112,6 +112,7 @@ impl Error {
         match self {
             Error::Io { source, .. } => match source.kind() {
                 std::io::ErrorKind::NotFound
+                | std::io::ErrorKind::NotADirectory
                 | std::io::ErrorKind::PermissionDenied
                 | std::io::ErrorKind::AddrInUse
                 | std::io::ErrorKind::AddrNotAvailable => Kind::User,

@@ -44,11 +44,26 @@ pub struct JobSpec {
     pub kubernetes: KubernetesSpec,
 }
 
+/// Whether a name of the job is a URL of object storage; else it is a path.
+pub fn is_url(name: &str) -> bool {
+    name.split_once("://").is_some_and(|(scheme, _)| {
+        !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'+')
+    })
+}
+
 impl JobSpec {
     /// Whether every outcome is the same to the bit, whatever dies on the way: each batch is computed from
     /// weights that hold all batches before it, and steps are staged on all partitions before any applies.
     pub fn is_deterministic(&self) -> bool {
         self.train.staleness == Some(0)
+    }
+
+    /// Whether data, checkpoints (and with them the ledger) and output are all in object storage, so that no
+    /// two processes of the job need a directory in common.
+    pub fn is_in_object_storage(&self) -> bool {
+        let data = self.data.train.iter().chain(&self.data.validate);
+        let read_and_written = data.chain(&self.output).all(|name| is_url(name));
+        read_and_written && self.checkpoint.dir.as_deref().is_some_and(is_url)
     }
 
     /// How many workers the job begins with. Two tell sooner than one whether more are of use, and most

@@ -115,11 +115,14 @@ impl RolePods {
     }
 }
 
+/// Where a pod keeps what it can make again, in a job without a volume.
+pub const SCRATCH: &str = "/var/lib/elasticdl";
+
 impl KubernetesSpec {
-    /// The directory in the pods that paths start from.
+    /// The directory in the pods that paths start from. Without a volume it is each pod's own.
     pub fn directory(&self) -> &str {
         let first = self.volumes.first().and_then(|volume| volume.get("mountPath")).and_then(Value::as_str);
-        self.directory.as_deref().or(first).unwrap_or("/")
+        self.directory.as_deref().or(first).unwrap_or(SCRATCH)
     }
 
     /// Whether the `n`-th of `count` workers has the high priority: a stated fraction of them, rounded up.
@@ -168,6 +171,6 @@ mod tests {
             job(&[("kubernetes.volumes", volumes), ("kubernetes.directory", "/data/a")]).directory(),
             "/data/a"
         );
-        assert_eq!(job(&[]).directory(), "/");
+        assert_eq!(job(&[]).directory(), SCRATCH);
     }
 }

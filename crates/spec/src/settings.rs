@@ -131,7 +131,12 @@ pub const SETTINGS: &[Setting] = &[
         Value("[400, 400, 400]"),
         "Widths of the deep part's hidden layers; lr and counting have none.",
     ),
-    setting("data.train", Rule::Texts, RequiredToTrain, "Files to train on: paths or globs."),
+    setting(
+        "data.train",
+        Rule::Texts,
+        RequiredToTrain,
+        "Files to train on: paths, globs, or URLs such as s3://bucket/train-*.tsv.",
+    ),
     setting("data.validate", Rule::Texts, Value("[]"), "Files to judge the model on; never trained on."),
     setting(
         "data.layout",
@@ -432,7 +437,7 @@ pub const SETTINGS: &[Setting] = &[
         "checkpoint.dir",
         Rule::Text,
         Unset,
-        "Where checkpoints go; unset: into the job's own directory.",
+        "Where checkpoints and the ledger go: a directory, or a URL such as s3://bucket/ckpt; unset: the job's own directory.",
     ),
     setting(
         "checkpoint.every",
@@ -450,7 +455,7 @@ pub const SETTINGS: &[Setting] = &[
         "output",
         Rule::Text,
         Unset,
-        "Directory to export the trained model to; unset: it stays in the checkpoint.",
+        "Directory or URL to export the trained model to; unset: it stays in the checkpoint.",
     ),
     setting(
         "security.tls",
@@ -536,7 +541,7 @@ pub const SETTINGS: &[Setting] = &[
         "kubernetes.volumes",
         Rule::Mappings,
         Value("[]"),
-        "Volumes as in a pod, each with a mountPath (and readOnly, subPath): persistentVolumeClaim, hostPath, nfs, configMap, secret.",
+        "Volumes as in a pod, each with a mountPath (and readOnly, subPath): persistentVolumeClaim, hostPath, nfs, configMap, secret. A job whose data, checkpoint.dir and output are URLs needs none.",
     ),
     setting("kubernetes.env", Rule::Pairs, Value("{}"), "Environment variables of every pod."),
     setting("kubernetes.labels", Rule::Pairs, Value("{}"), "Labels of every pod."),

@@ -1,4 +1,4 @@
-//! Chores of the project: `cargo xtask test`, `bench`, `kube`, `experiment` and `image`.
+//! Chores of the project: `cargo xtask test`, `bench`, `kube`, `experiment`, `bucket` and `image`.
 #![expect(clippy::disallowed_methods, reason = "it tells how long its steps take")]
 
 use std::path::{Path, PathBuf};
@@ -9,8 +9,10 @@ use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod bucket;
 mod cache;
 mod experiment;
+mod go;
 mod image;
 mod kube;
 
@@ -28,6 +30,12 @@ enum Chore {
         /// Only the tests that need a real cluster; the others must have been built.
         #[arg(long)]
         cluster: bool,
+    },
+    /// Run a command with an S3 server of its own, as the tests do: `cargo xtask bucket cargo test -p …`.
+    Bucket {
+        /// The command.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
     },
     /// Measure against peers.
     #[command(subcommand)]
@@ -52,6 +60,7 @@ fn main() -> Result<()> {
     match Args::parse().chore {
         Chore::Test { cluster: true } => on_a_cluster(),
         Chore::Test { cluster: false } => test(),
+        Chore::Bucket { command } => with_a_bucket(&command),
         Chore::Bench(Bench::Train(options)) => bench::train(options),
         Chore::Kube(chore) => kube::run(chore),
         Chore::Experiment(experiment) => experiment::run(&experiment),
@@ -66,8 +75,22 @@ fn test() -> Result<()> {
     }
     step("format", &["fmt", "--all", "--check"])?;
     step("lint", &["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])?;
-    step("test", &["test", "--workspace", "--locked", "--no-fail-fast"])?;
+    let bucket = bucket::Bucket::start()?;
+    let tests = ["test", "--workspace", "--locked", "--no-fail-fast"];
+    println!("== test: cargo {}", tests.join(" "));
+    timed("test", cargo().args(tests).envs(bucket.environment()))?;
     on_a_cluster()
+}
+
+/// Runs a command beside an S3 server.
+fn with_a_bucket(command: &[String]) -> Result<()> {
+    let bucket = bucket::Bucket::start()?;
+    let (program, arguments) = command.split_first().context("a command has a first word")?;
+    let status = Command::new(program).args(arguments).envs(bucket.environment()).status();
+    if !status.with_context(|| format!("running {program}"))?.success() {
+        bail!("{program} failed");
+    }
+    Ok(())
 }
 
 /// The tests that need a real cluster: one of this machine, or the one that the environment names.

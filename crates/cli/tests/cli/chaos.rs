@@ -179,9 +179,13 @@ fn newest_checkpoint(dir: &Path) -> io::Result<PathBuf> {
 
 /// Every row of the final checkpoint is the number of epochs, and there is one for every id.
 pub(super) fn every_row_is_right(world: &World, epochs: u32) {
-    let dir = newest_checkpoint(&world.job_dir("count").join("checkpoint")).unwrap();
+    every_row_of(&newest_checkpoint(&world.job_dir("count").join("checkpoint")).unwrap(), epochs);
+}
+
+/// The same of a certain checkpoint.
+pub(super) fn every_row_of(dir: &Path, epochs: u32) {
     let mut rows = 0;
-    let visited = Reader::open(&dir).unwrap().visit(|piece| {
+    let visited = Reader::open(dir).unwrap().visit(|piece| {
         if let Piece::Rows { ids, weights, .. } = piece {
             rows += ids.len() as u64;
             let wrong = ids.iter().zip(weights).find(|(_, weight)| **weight != epochs as f32);

@@ -5,6 +5,7 @@
 //! - [`chaos`]: any process killed while it trains, and proof that every record counted once.
 //! - [`command`]: programs of one's own.
 //! - [`failpoints`]: the same at certain points, which are shown to have been hit.
+//! - [`objects`]: the same with everything in object storage.
 //! - [`tls`]: the same encrypted, and strangers at the ports.
 //! - [`images`]: container images, unpacked and run, and pushed to a [`registry`].
 //! - [`faults`]: processes killed while they train, damaged files, wrong tokens.
@@ -24,6 +25,7 @@ mod help;
 mod images;
 mod jobs;
 mod models;
+mod objects;
 mod registry;
 mod settings;
 mod tls;

@@ -3,7 +3,7 @@
 //! Only the columns that are used are read, from the row group on that holds the first record; pages
 //! before it are passed over without being unpacked.
 
-use std::fs::File;
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -14,12 +14,15 @@ use arrow_array::types::{
 };
 use arrow_array::{Array, ArrayRef, PrimitiveArray, RecordBatch};
 use arrow_schema::{DataType, Schema};
+use bytes::Bytes;
 use elasticdl_spec::Layout;
+use elasticdl_storage::{self as storage, Source};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
 };
 use parquet::errors::ParquetError;
+use parquet::file::reader::{ChunkReader, Length};
 
 use super::plan::{Plan, Use, Wrong};
 use super::value::{self, Value};
@@ -51,7 +54,8 @@ pub(crate) struct ParquetReader {
 
 impl ParquetReader {
     /// Opens `file` at row `first`, for `records` rows or up to its end.
-    pub fn open(file: File, path: &str, layout: &Layout, first: u64, records: u64) -> Result<Self> {
+    pub fn open(file: Source, path: &str, layout: &Layout, first: u64, records: u64) -> Result<Self> {
+        let file = Chunks::new(file, path)?;
         let footer = Footer::read(&file, path, layout)?;
         let Footer { metadata, plan, columns } = footer;
         let mut row_group_ends = Vec::new();
@@ -201,10 +205,51 @@ impl std::fmt::Debug for ParquetReader {
 
 /// How many records a Parquet file holds, once the layout's columns were found in it.
 pub(crate) fn records_in_footer(path: &str, layout: &Layout) -> Result<u64> {
-    let file = File::open(path).map_err(Error::io("open", path))?;
-    let footer = Footer::read(&file, path, layout)?;
+    let file = storage::open(path).map_err(Error::io("open", path))?;
+    let footer = Footer::read(&Chunks::new(file, path)?, path, layout)?;
     let groups = footer.metadata.metadata().row_groups().iter();
     Ok(groups.fold(0u64, |rows, group| rows.saturating_add(group.num_rows().cast_unsigned())))
+}
+
+/// A file as the Parquet library reads it: from many places, each with a view of its own.
+struct Chunks {
+    source: Source,
+    bytes: u64,
+}
+
+impl Chunks {
+    fn new(source: Source, path: &str) -> Result<Self> {
+        let bytes = source.meta().map_err(Error::io("look at", path))?.bytes;
+        Ok(Chunks { source, bytes })
+    }
+}
+
+impl Length for Chunks {
+    fn len(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl ChunkReader for Chunks {
+    type T = BufReader<Source>;
+
+    fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
+        let mut source = self.source.try_clone()?;
+        source.seek(SeekFrom::Start(start))?;
+        Ok(BufReader::new(source))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
+        let mut source = self.source.try_clone()?;
+        source.seek(SeekFrom::Start(start))?;
+        // A damaged footer may speak of any length: room is made for what is there.
+        let mut bytes = Vec::with_capacity((length as u64).min(self.bytes) as usize);
+        let read = source.take(length as u64).read_to_end(&mut bytes)?;
+        if read < length {
+            return Err(ParquetError::EOF(format!("{length} bytes expected at {start}, {read} found")));
+        }
+        Ok(bytes.into())
+    }
 }
 
 /// What the end of a Parquet file says.
@@ -215,7 +260,7 @@ struct Footer {
 }
 
 impl Footer {
-    fn read(file: &File, path: &str, layout: &Layout) -> Result<Self> {
+    fn read(file: &Chunks, path: &str, layout: &Layout) -> Result<Self> {
         // Without the Arrow schema some writers leave behind, a column has its plain type:
         // dictionaries and views are then a matter of encoding, and one kind of text remains.
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);

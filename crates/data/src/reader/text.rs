@@ -1,8 +1,7 @@
 //! Lines become records of a batch: the hot path of text.
 
-use std::fs::File;
-
 use elasticdl_spec::{Layout, Shard};
+use elasticdl_storage::Source;
 use memchr::{memchr, memchr_iter};
 
 use super::plan::{Plan, RowMut, Wrong, header_names};
@@ -37,10 +36,10 @@ pub(crate) enum BadLine {
 
 impl TextReader {
     /// Opens `file` where the shard starts.
-    pub fn open(file: File, shard: &Shard, compression: Compression, layout: &Layout) -> Result<Self> {
+    pub fn open(file: Source, shard: &Shard, compression: Compression, layout: &Layout) -> Result<Self> {
         let style = Style::of(layout)?;
         let path = &shard.path;
-        let again = |file: &File| file.try_clone().map_err(Error::io("open", path));
+        let again = |file: &Source| file.try_clone().map_err(Error::io("open", path));
         let plan;
         let mut lines;
         if style.header {

@@ -1,6 +1,5 @@
 //! What is known about data that was made: how good the best possible model is on it.
 
-use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -45,7 +44,7 @@ impl Truth {
     pub fn beside(patterns: &[String]) -> Option<Truth> {
         let files = discover(patterns, None).ok()?;
         let directory = Path::new(&files.first()?.path).parent()?;
-        let text = fs::read(directory.join(FILE)).ok()?;
+        let text = elasticdl_storage::read(directory.join(FILE)).ok()?;
         serde_json::from_slice(&text).ok()
     }
 }

@@ -38,19 +38,43 @@ fn append(out: &mut Vec<u8>, record: &Record) {
     log::append(out, &serde_json::to_vec(record).expect("a record is JSON"));
 }
 
+/// Reads a file that holds entries alone and was written at once, so that no crash can have cut it.
+///
+/// # Errors
+///
+/// What is wrong with it.
+pub fn read_entries(bytes: &[u8]) -> Result<Vec<Entry>, String> {
+    let read = payloads(bytes)?;
+    if read.end < bytes.len() || bytes.is_empty() {
+        return Err(format!("record {} at byte {} is damaged", read.payloads.len(), read.end));
+    }
+    let entry = |(number, payload): (usize, &&[u8])| match record(number, payload)? {
+        Record::Entry(entry) => Ok(entry),
+        Record::Snapshot(_) => Err(format!("record {number} is out of place")),
+    };
+    read.payloads.iter().enumerate().map(entry).collect()
+}
+
+fn payloads(bytes: &[u8]) -> Result<log::Read<'_>, String> {
+    log::read(bytes)
+        .map_err(|damaged| format!("record {} at byte {} is damaged", damaged.record, damaged.offset))
+}
+
+fn record(number: usize, payload: &[u8]) -> Result<Record, String> {
+    serde_json::from_slice(payload)
+        .map_err(|e| format!("record {number} is none that this program knows: {e}"))
+}
+
 /// Reads a file.
 ///
 /// # Errors
 ///
 /// What is wrong with it: a damaged record, an unknown one, or none at all.
 pub fn read(bytes: &[u8]) -> Result<Contents, String> {
-    let read = log::read(bytes)
-        .map_err(|damaged| format!("record {} at byte {} is damaged", damaged.record, damaged.offset))?;
+    let read = payloads(bytes)?;
     let mut book: Option<Book> = None;
     for (number, payload) in read.payloads.iter().enumerate() {
-        let record: Record = serde_json::from_slice(payload)
-            .map_err(|e| format!("record {number} is none that this program knows: {e}"))?;
-        match (record, &mut book) {
+        match (record(number, payload)?, &mut book) {
             (Record::Snapshot(snapshot), None) => book = Some(*snapshot),
             (Record::Entry(entry), Some(book)) => book.apply(&entry),
             _ => return Err(format!("record {number} is out of place")),

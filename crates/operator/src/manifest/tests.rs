@@ -169,3 +169,21 @@ fn the_master_of_a_program_needs_no_volume_and_writes_to_its_secret() {
     assert_eq!(secrets.verbs, ["get", "patch"]);
     assert_eq!(secrets.resource_names.as_ref().unwrap(), &["own-elasticdl"]);
 }
+
+#[test]
+fn without_a_volume_each_pod_has_a_directory_of_its_own() {
+    let mut job = job(&[]);
+    job.spec.kubernetes.volumes.clear();
+    let spec = job.master(0).unwrap().spec.unwrap();
+    let container = &spec.containers[0];
+    assert_eq!(container.working_dir.as_deref(), Some("/var/lib/elasticdl"));
+    assert!(
+        container.args.as_ref().unwrap().iter().any(|arg| arg.starts_with("/var/lib/elasticdl/.elasticdl/"))
+    );
+    let scratch = spec.volumes.unwrap().into_iter().find(|volume| volume.name == "scratch").unwrap();
+    assert!(scratch.empty_dir.is_some());
+    let mounts = container.volume_mounts.as_ref().unwrap();
+    assert!(
+        mounts.iter().any(|m| (m.name.as_str(), m.mount_path.as_str()) == ("scratch", "/var/lib/elasticdl"))
+    );
+}

@@ -1,6 +1,5 @@
 //! Reading a partition's file back: verified first, then believed.
 
-use std::fs::File;
 use std::io::{Cursor, Read, Seek};
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +11,7 @@ use arrow_ipc::reader::FileReader;
 use arrow_schema::ArrowError;
 use elasticdl_spec::placement::partition_of_row;
 use elasticdl_spec::{ModelShape, PartitionId};
+use elasticdl_storage::Source;
 
 use crate::checkpoint::{COLUMNS, FORMAT, HEAD_KEY, Head, Sum, path_of};
 use crate::error::{Error, Result};
@@ -138,8 +138,8 @@ fn restored<R: Read + Seek>(
 /// Checks a file's length and checksum.
 pub fn verify(path: &Path, sum: Sum) -> Result<()> {
     let failed = |e| Error::io(format!("reading checkpoint file {}", path.display()), e);
-    let mut file = File::open(path).map_err(failed)?;
-    let found = file.metadata().map_err(failed)?.len();
+    let mut file = elasticdl_storage::open(path).map_err(failed)?;
+    let found = file.meta().map_err(failed)?.bytes;
     if found < sum.bytes {
         return Err(Error::Truncated { path: path.display().to_string(), found, expected: sum.bytes });
     }
@@ -168,7 +168,7 @@ pub fn read_head(path: &Path) -> Result<Head> {
 }
 
 /// A file being read, batch by batch.
-pub(super) struct CheckpointFile<'a, R = File> {
+pub(super) struct CheckpointFile<'a, R = Source> {
     path: &'a Path,
     pub(super) head: Head,
     reader: FileReader<R>,
@@ -183,7 +183,7 @@ pub(super) struct Batch {
 
 impl<'a> CheckpointFile<'a> {
     pub(super) fn open(path: &'a Path) -> Result<Self> {
-        let file = File::open(path)
+        let file = elasticdl_storage::open(path)
             .map_err(|e| Error::io(format!("opening checkpoint file {}", path.display()), e))?;
         CheckpointFile::over(path, file)
     }

@@ -113,14 +113,14 @@ fn a_failed_write_tells_why_and_leaves_nothing() {
     // A directory in the way of the final name: the rename fails after the file is written.
     fs::create_dir(path_of(dir.path(), HERE)).unwrap();
     assert!(write(Snapshot::take(&trained(SGD)), dir.path()).is_err());
-    assert!(!path_of(dir.path(), HERE).with_extension("arrow.tmp").exists());
+    assert!(!dir.path().join(".partition-002.arrow.unfinished").exists());
 }
 
 /// Goal: a full disk is an error with its reason, found here by writing to the device that is always full.
 #[test]
 fn a_full_disk_is_an_error_and_the_temporary_file_is_removed() {
     let dir = tempfile::tempdir().unwrap();
-    let temporary = path_of(dir.path(), HERE).with_extension("arrow.tmp");
+    let temporary = dir.path().join(".partition-002.arrow.unfinished");
     std::os::unix::fs::symlink("/dev/full", &temporary).unwrap();
     let error = write(Snapshot::take(&trained(SGD)), dir.path()).unwrap_err();
     assert!(error.chain().contains("No space left on device"), "{}", error.chain());

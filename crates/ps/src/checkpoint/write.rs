@@ -1,6 +1,5 @@
 //! Writing a snapshot so that a half-written one is never mistaken for a checkpoint.
 
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -18,26 +17,18 @@ use crate::error::{Error, Result};
 
 /// Writes `snapshot` into `dir`, which exists, and tells what the file holds then.
 ///
-/// The file is written under a temporary name, synced and renamed. Where that fails the temporary file is
-/// removed, and a file of that name from before stays as it was. Once all files of a checkpoint are
-/// written, [`sync`] makes their names durable.
+/// On disk the file is written under a temporary name, synced and renamed; an object is whole or not there. Where
+/// that fails nothing is left behind, and a file of that name from before stays as it was. Once all files of a
+/// checkpoint are written, [`sync`] makes their names durable.
 pub fn write(snapshot: Snapshot, dir: &Path) -> Result<Sum> {
     let path = path_of(dir, snapshot.head.partition);
-    let temporary = path.with_extension("arrow.tmp");
-    let written = write_file(snapshot, &temporary).and_then(|sum| {
-        std::fs::rename(&temporary, &path)?;
-        Ok(sum)
-    });
-    written.map_err(|e| {
-        // The first error is the one to tell; the file may not even be there.
-        let _ = std::fs::remove_file(&temporary);
-        Error::io(format!("writing checkpoint file {}", path.display()), e)
-    })
+    write_file(snapshot, &path)
+        .map_err(|e| Error::io(format!("writing checkpoint file {}", path.display()), e))
 }
 
 /// Makes the names of the files in `dir` durable.
 pub fn sync(dir: &Path) -> Result<()> {
-    let synced = File::open(dir).and_then(|dir| dir.sync_all());
+    let synced = elasticdl_storage::sync_dir(dir);
     synced.map_err(|e| Error::io(format!("syncing checkpoint directory {}", dir.display()), e))
 }
 
@@ -47,8 +38,8 @@ pub fn encode(snapshot: Snapshot) -> Result<(Vec<u8>, Sum)> {
 }
 
 fn write_file(snapshot: Snapshot, path: &Path) -> io::Result<Sum> {
-    let (file, sum) = write_to(snapshot, File::create(path)?, 1 << 20)?;
-    file.sync_all()?;
+    let (file, sum) = write_to(snapshot, elasticdl_storage::create(path)?, 1 << 20)?;
+    file.finish()?;
     Ok(sum)
 }
 

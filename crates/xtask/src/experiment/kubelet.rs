@@ -113,6 +113,8 @@ async fn attend_all(client: Client, host: Arc<impl Host>) {
             Some(order) => {
                 order.send_if_modified(|known| std::mem::replace(known, wanted) != wanted);
             }
+            // Another kubelet ran it; it does not begin again.
+            None if has_ended(&pod) => {}
             None => {
                 let (order, ordered) = watch::channel(wanted);
                 orders.insert(uid, order);
@@ -127,6 +129,11 @@ async fn attend_all(client: Client, host: Arc<impl Host>) {
 fn is_ours(pod: &Pod) -> bool {
     let bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
     bound && pod.annotations().contains_key(PROCESSES)
+}
+
+fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 fn order(pod: &Pod) -> Order {

@@ -26,9 +26,12 @@ use crate::kube::Lent;
 const NAMESPACE: &str = "load";
 /// Where the operator tells its metrics.
 const METRICS: &str = "127.0.0.1:7099";
-/// What is promised: 99 of 100 looks end with the status written within so many seconds.
+/// What is promised; and what is too long for a test, of which nobody knows what else the machine does.
 const LATENCY_MAX: f64 = 1.0;
+const LATENCY_MAX_SHORT: f64 = 5.0;
 
+/// How long the job lasts that goes ahead.
+const WARM_UP: Duration = Duration::from_secs(2);
 /// In which Linux tells processor time, on all machines that this runs on.
 const TICKS_PER_SECOND: f64 = 100.0;
 
@@ -45,6 +48,8 @@ pub struct Scale {
     rate: f64,
     /// How long each lasts.
     life: Duration,
+    /// 99 of 100 looks must end with the status written within so many seconds.
+    latency_max: f64,
 }
 
 impl Scale {
@@ -57,10 +62,19 @@ impl Scale {
                 jobs: 20,
                 workers: 20,
                 rate: 5.0,
-                life: Duration::from_secs(10),
+                life: Duration::from_secs(6),
+                latency_max: LATENCY_MAX_SHORT,
             };
         }
-        Scale { nodes: 500, node_cpus: 16, jobs: 200, workers: 20, rate: 5.0, life: Duration::from_secs(60) }
+        Scale {
+            nodes: 500,
+            node_cpus: 16,
+            jobs: 200,
+            workers: 20,
+            rate: 5.0,
+            life: Duration::from_secs(60),
+            latency_max: LATENCY_MAX,
+        }
     }
 }
 
@@ -78,8 +92,8 @@ struct Run {
 
 /// Runs it, and tells what came of it.
 pub async fn run(lab: &mut Lab, cluster: &Lent, scale: &Scale) -> Result<Outcome> {
-    lab.start_stand_ins(scale.life);
     warm_up(lab, scale).await?;
+    lab.start_stand_ins(scale.life);
     lab.start_operator(&["--metrics", METRICS])?;
     lab.namespace(NAMESPACE).await?;
     let series =
@@ -128,10 +142,11 @@ pub async fn run(lab: &mut Lab, cluster: &Lent, scale: &Scale) -> Result<Outcome
 /// ends when the next one starts.
 async fn warm_up(lab: &mut Lab, scale: &Scale) -> Result<()> {
     let namespace = "warm-up";
+    lab.start_stand_ins(WARM_UP);
     lab.namespace(namespace).await?;
     lab.start_operator(&[])?;
     lab.submit(namespace, resource(lab, scale, 0)).await?;
-    lab.until_over(namespace, 1, scale.life * 2 + Duration::from_secs(30)).await
+    lab.until_over(namespace, 1, WARM_UP + Duration::from_secs(60)).await
 }
 
 /// A job of which only the master's pod is stood for; kwok has the others.
@@ -182,8 +197,8 @@ fn within(run: &Run, share: f64) -> Option<f64> {
 fn problems(scale: &Scale, run: &Run) -> Vec<String> {
     let mut problems = Vec::new();
     match within(run, 0.99) {
-        Some(p99) if p99 <= LATENCY_MAX => {}
-        p99 => problems.push(format!("99 % of the looks took {p99:?} s, more than {LATENCY_MAX} s")),
+        Some(p99) if p99 <= scale.latency_max => {}
+        p99 => problems.push(format!("99 % of the looks took {p99:?} s, more than {} s", scale.latency_max)),
     }
     let wanted = f64::from(scale.jobs * scale.workers);
     let most = run.usage.steps().iter().map(|step| step.milli[0] as f64 / 1000.0).fold(0.0, f64::max);
@@ -290,12 +305,12 @@ mod tests {
              elasticdl_operator_api_requests_total{{verb=\"patch\",resource=\"a\"}} 600\n\
              elasticdl_operator_api_requests_total{{verb=\"patch\",resource=\"b\"}} 400\n"
         );
-        let scale = Scale::of(true);
+        let scale = Scale::of(false);
         let run = run_with(&text);
         assert_eq!(problems(&scale, &run).len(), 1, "no worker ran: {:?}", problems(&scale, &run));
         let table = report(&scale, &run).markdown();
         assert!(table.contains("| **99 % within** | **0.950 s** |"), "{table}");
-        assert!(table.contains("| … patch | 10.0 a second, 50.0 a job |"), "{table}");
+        assert!(table.contains("| … patch | 10.0 a second, 5.0 a job |"), "{table}");
         assert!(table.contains("| processor time of operator | 25 % of a core |"), "{table}");
         let slow = text.replace("le=\"1\"} 1000", "le=\"1\"} 950");
         assert!(problems(&scale, &run_with(&slow))[0].contains("more than 1 s"));

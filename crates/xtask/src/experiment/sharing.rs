@@ -44,6 +44,9 @@ pub struct Scale {
     compression: f64,
     /// Seconds of this machine that a batch takes.
     batch: f64,
+    /// Whether times count that other work on this machine makes longer. In the short form they do not: at its speed
+    /// a second of start-up is a third of a minute.
+    strict: bool,
     published: Published,
 }
 
@@ -71,6 +74,7 @@ impl Scale {
                 second_at: 30.0,
                 compression: if short { 20.0 } else { 5.0 },
                 batch: 0.4,
+                strict: !short,
                 published: Published { gang: 795.0, elastic: 580.0, wait: None, used: Some([0.51, 0.73]) },
             },
             Cpus::Large => Scale {
@@ -82,6 +86,7 @@ impl Scale {
                 second_at: 300.0,
                 compression: if short { 20.0 } else { 5.0 },
                 batch: 1.0,
+                strict: !short,
                 published: Published { gang: 1300.0, elastic: 1100.0, wait: Some(350.0), used: None },
             },
         }
@@ -227,7 +232,7 @@ fn resource(lab: &Lab, scale: &Scale, mode: Mode, name: &str) -> Value {
 fn problems(scale: &Scale, gang: &Run, elastic: &Run) -> Vec<String> {
     let mut problems = Vec::new();
     let total = |run: &Run| run.total() * scale.compression;
-    if total(elastic) > scale.published.elastic {
+    if scale.strict && total(elastic) > scale.published.elastic {
         problems.push(format!(
             "elastic took {:.0} s, more than the published {:.0} s",
             total(elastic),
@@ -244,7 +249,7 @@ fn problems(scale: &Scale, gang: &Run, elastic: &Run) -> Vec<String> {
     }
     let second = elastic.jobs[1];
     let wait = second.master - second.submitted;
-    if wait > WAIT_MAX {
+    if scale.strict && wait > WAIT_MAX {
         problems.push(format!("the second job waited {wait:.2} s of real time for its master"));
     }
     if elastic.jobs[1].leased > elastic.jobs[0].end {

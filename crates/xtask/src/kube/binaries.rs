@@ -5,14 +5,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 use ring::digest::{Context as Digest, SHA256};
 
 use super::places::{Places, make_directory, remove_directory};
-use super::process::output;
 use super::wait::Progress;
+use crate::go::Go;
 
 /// What the programs say they are; the modules pin the same.
 const KUBERNETES: (&str, &str, &str) = ("v1.34.4", "1", "34");
@@ -51,7 +51,7 @@ const MODULES: [Module; 2] = [
 
 /// The directory of the programs; builds them where this version is not there yet.
 pub fn ensure_built(places: &Places) -> Result<PathBuf> {
-    let go = go()?;
+    let go = Go::find().context("build Kubernetes")?;
     let built = places.home().join(format!("{PREFIX}{}", key(places, &go)?));
     if !built.is_dir() {
         build(places, &go, &built)?;
@@ -76,7 +76,7 @@ pub fn remove_others(places: &Places, current: Option<&Path>) -> Result<()> {
 
 /// The version that this clone and this machine want, where it is built.
 pub fn current(places: &Places) -> Option<PathBuf> {
-    let built = places.home().join(format!("{PREFIX}{}", key(places, &go().ok()?).ok()?));
+    let built = places.home().join(format!("{PREFIX}{}", key(places, &Go::find().ok()?).ok()?));
     built.is_dir().then_some(built)
 }
 
@@ -127,32 +127,6 @@ fn key(places: &Places, go: &Go) -> Result<String> {
         }
     }
     Ok(digest.finish().as_ref()[..8].iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-/// The Go toolchain.
-struct Go {
-    program: PathBuf,
-    /// go1.26.0 linux/amd64
-    version: String,
-}
-
-impl Go {
-    fn command(&self) -> Command {
-        Command::new(&self.program)
-    }
-}
-
-/// Where it is usually unpacked counts too: the path of a service is often shorter than a person's.
-fn go() -> Result<Go> {
-    for program in ["go", "/usr/local/go/bin/go"] {
-        if let Ok(version) = output(Command::new(program).arg("version").stdout(Stdio::piped())) {
-            let version = version.trim().trim_start_matches("go version ").to_owned();
-            return Ok(Go { program: program.into(), version });
-        }
-    }
-    anyhow::bail!(
-        "build Kubernetes: there is no Go here; unpack Go 1.26 or newer from go.dev/dl to /usr/local/go"
-    )
 }
 
 #[cfg(test)]

@@ -27,6 +27,9 @@ impl Objects {
             match api.patch_status(&name, &params, &Patch::Strategic(&status)).await {
                 Ok(_) => return,
                 Err(kube::Error::Api(gone)) if gone.code == 404 => return,
+                Err(kube::Error::Api(refused)) if refused.code == 422 => {
+                    return eprintln!("the status of {name} cannot be written: {}", refused.message);
+                }
                 Err(error) => eprintln!("the status of {name} is not written yet: {error}"),
             }
             tokio::time::sleep(RETRY).await;
