@@ -329,7 +329,7 @@ impl Job {
         let mut volumes =
             vec![json!({ "name": "job", "secret": { "secretName": secret, "defaultMode": 0o440 } })];
         let mut mounts = vec![json!({ "name": "job", "mountPath": SECRETS, "readOnly": true })];
-        if self.spec.kubernetes.volumes.is_empty() {
+        if self.spec.kubernetes.volumes.is_empty() && self.spec.command.is_none() {
             volumes.push(json!({ "name": "scratch", "emptyDir": {} }));
             mounts.push(json!({ "name": "scratch", "mountPath": SCRATCH }));
         }
