@@ -164,7 +164,7 @@ impl Shared {
             match self.pods.create(&PostParams::default(), &pod).await {
                 Ok(created) => {
                     info!(pod = name, "pod created");
-                    let news = self.roster().applied(&created);
+                    let news = self.roster().created(&created);
                     self.tell(news);
                     if self.unwanted().remove(&who.launch) {
                         self.delete(&name, &DeleteParams::default()).await;

@@ -84,6 +84,11 @@ impl Roster {
         }
     }
 
+    /// We made a pod, which looked like this then. The watch may have told more of it by now, and knows better.
+    pub fn created(&mut self, pod: &Pod) -> Option<News> {
+        if self.knows(who(pod)?) { None } else { self.applied(pod) }
+    }
+
     /// A pod is gone.
     pub fn deleted(&mut self, pod: &Pod) -> Option<News> {
         let name = pod.name_any();
@@ -294,6 +299,18 @@ mod tests {
             Some(News::Placed(WORKER))
         );
         assert_eq!(roster.applied(&pod("j-worker-3", 7, runs())), None);
+    }
+
+    #[test]
+    fn what_was_made_a_moment_ago_does_not_undo_what_the_watch_has_told() {
+        let mut roster = Roster::default();
+        let fresh = pod("j-worker-3", 7, json!({ "phase": "Pending" }));
+        let condition = json!({ "type": "PodScheduled", "status": "False", "message": "no room" });
+        let waits = pod("j-worker-3", 7, json!({ "phase": "Pending", "conditions": [condition] }));
+        assert!(matches!(roster.applied(&waits), Some(News::Waits(WORKER, _))));
+        assert_eq!(roster.created(&fresh), None, "it has no room all the same");
+        assert_eq!(roster.applied(&waits), None);
+        assert!(matches!(Roster::default().created(&waits), Some(News::Waits(WORKER, _))));
     }
 
     #[test]
