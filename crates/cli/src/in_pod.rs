@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use elasticdl_master::config::Outside;
 use elasticdl_master::status::{Event, Phase};
 use elasticdl_operator::cluster::Cluster;
 use elasticdl_operator::fleet::Fleet;
@@ -31,7 +32,6 @@ use crate::check::Missing;
 use crate::fault::{self, Exit};
 use crate::home::{JobDir, Record};
 use crate::pods::{Pods, hand_on};
-use crate::roles::Parts;
 use crate::submit::{self, Earlier};
 use crate::view::event;
 use crate::{check, print, roles};
@@ -72,9 +72,8 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
     let telling = tokio::spawn(tell(cluster.clone(), events));
 
     let (_stops, stops) = mpsc::unbounded_channel();
-    let parts = Parts {
-        dir: &dir,
-        record: &record,
+    let outside = Outside {
+        job_dir: dir.path().into(),
         token: Token::read(&secrets.join("token"))?,
         identity,
         listener,
@@ -82,14 +81,13 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
         launcher: Box::new(Pods { fleet, gone }),
         news,
         stops,
-        workers_allowed: args.workers_allowed,
         told: Some(told),
     };
     let outcome = match spec.command {
-        None => roles::lead(parts, None).await,
+        None => roles::lead(&dir, &record, outside, args.workers_allowed, None).await,
         Some(_) => {
             let (memory, remembering) = memory::open(cluster.clone(), &spec.name).await?;
-            let outcome = roles::lead(parts, Some(Box::new(memory))).await;
+            let outcome = roles::lead(&dir, &record, outside, None, Some(Box::new(memory))).await;
             // That it is over is the last thing that the next master must not forget.
             let _ = tokio::time::timeout(FAREWELL, remembering).await;
             outcome

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use elasticdl_master::Outcome;
-use elasticdl_master::config::{Export, Launcher, News};
+use elasticdl_master::config::{Export, Outside};
 use elasticdl_master::gang::run::Memory;
-use elasticdl_master::status::{Event, Phase, StopRequest};
+use elasticdl_master::status::{Phase, StopRequest};
 use elasticdl_spec::{ServerId, WorkerId};
 use elasticdl_wire::{Identity, Token, tls};
 use tokio::net::TcpListener;
@@ -62,9 +62,8 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
     let launcher = Local::new(program, dir.clone(), address.clone(), news_in)
         .tls(tls_dir)
         .command(record.job.command.clone());
-    let parts = Parts {
-        dir: &dir,
-        record: &record,
+    let outside = Outside {
+        job_dir: dir.path().into(),
         token: Token::read(&dir.token())?,
         identity,
         listener,
@@ -72,13 +71,12 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
         launcher: Box::new(launcher),
         news,
         stops,
-        workers_allowed: None,
         told: None,
     };
     let memory = record.job.command.as_ref().map(|_| Box::new(gang::File(dir.clone())) as Box<dyn Memory>);
     // The client takes this for the sign that it can call.
     dir.write_master(&MasterAt { address, pid: std::process::id() }).context("writing master.json")?;
-    let outcome = lead(parts, memory).await;
+    let outcome = lead(&dir, &record, outside, None, memory).await;
     let _ = fs::remove_file(dir.master_file());
     match outcome?.phase {
         Phase::Done | Phase::Stopped => Ok(Exit::Done),
@@ -86,71 +84,28 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
     }
 }
 
-/// What every master needs, wherever it runs.
-pub struct Parts<'a> {
-    /// The job's directory.
-    pub dir: &'a JobDir,
-    /// The job.
-    pub record: &'a Record,
-    /// Its secret.
-    pub token: Token,
-    /// Its certificate.
-    pub identity: Option<Identity>,
-    /// Where the master is called.
-    pub listener: TcpListener,
-    /// Whether it goes on.
-    pub resume: bool,
-    /// Starts and stops processes.
-    pub launcher: Box<dyn Launcher>,
-    /// What becomes of them.
-    pub news: mpsc::UnboundedReceiver<News>,
-    /// Wishes to stop.
-    pub stops: mpsc::UnboundedReceiver<StopRequest>,
-    /// No more workers than that at first.
-    pub workers_allowed: Option<u32>,
-    /// Where events go.
-    pub told: Option<mpsc::UnboundedSender<Event>>,
-}
-
-/// Leads the job: with a memory it is one that runs a program of its own.
-pub async fn lead(parts: Parts<'_>, memory: Option<Box<dyn Memory>>) -> anyhow::Result<Outcome> {
-    let Parts { dir, record, token, identity, listener, resume, launcher, news, stops, told, .. } = parts;
-    let workers_allowed = parts.workers_allowed;
-    let (job, job_dir) = (record.job.clone(), dir.path().to_path_buf());
-    let Some(memory) = memory else {
-        let (plan, export) = (check::plan(&job)?, exporter(dir, record));
-        let best = truth::best(&job.data.validate);
-        let config = elasticdl_master::Config {
-            plan,
-            job_dir,
-            token,
-            identity,
-            listener,
-            resume,
-            launcher,
-            news,
-            stops,
-            workers_allowed,
-            told,
-            best,
-            export,
-        };
-        return Ok(elasticdl_master::run(config).await?);
+/// Leads the job: with a memory it is one that runs a program of its own. No more workers than allowed at first.
+pub async fn lead(
+    dir: &JobDir,
+    record: &Record,
+    outside: Outside,
+    workers_allowed: Option<u32>,
+    memory: Option<Box<dyn Memory>>,
+) -> anyhow::Result<Outcome> {
+    let job = record.job.clone();
+    if let Some(memory) = memory {
+        return Ok(
+            elasticdl_master::gang::run(elasticdl_master::gang::Config { job, outside, memory }).await?
+        );
+    }
+    let config = elasticdl_master::Config {
+        plan: check::plan(&job)?,
+        outside,
+        workers_allowed,
+        best: truth::best(&job.data.validate),
+        export: exporter(dir, record),
     };
-    let config = elasticdl_master::gang::Config {
-        job,
-        job_dir,
-        token,
-        identity,
-        listener,
-        resume,
-        launcher,
-        news,
-        stops,
-        told,
-        memory,
-    };
-    Ok(elasticdl_master::gang::run(config).await?)
+    Ok(elasticdl_master::run(config).await?)
 }
 
 /// A path that means the same wherever this process and its children run.

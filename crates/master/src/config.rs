@@ -10,11 +10,23 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-/// Everything a master needs from outside.
+/// Everything that the master of a training job needs.
 pub struct Config {
     /// The job and its model.
     pub plan: Plan,
-    /// The job's directory: index, events, checkpoints by default.
+    /// What any master needs.
+    pub outside: Outside,
+    /// No more workers than that at first, where somebody shares out the room: `POST /v1/allow` changes it.
+    pub workers_allowed: Option<u32>,
+    /// What the data allows at best, where it carries a planted truth.
+    pub best: Option<Best>,
+    /// Exports a committed checkpoint; called once, at the end, where the job has an output.
+    pub export: Option<Export>,
+}
+
+/// What a master needs from outside, whatever it leads.
+pub struct Outside {
+    /// The job's directory: events, and of a training job the index and by default the checkpoints.
     pub job_dir: PathBuf,
     /// The job's secret.
     pub token: Token,
@@ -22,8 +34,8 @@ pub struct Config {
     pub identity: Option<Identity>,
     /// Where it is called; already bound, so that the address is known.
     pub listener: TcpListener,
-    /// Whether there must be a ledger to go on from. Where there is one, the job goes on from it in any
-    /// case: a new job begins with an empty checkpoint directory.
+    /// Whether a job that had stopped or failed is to go on: there must be something to go on from. A training job
+    /// whose ledger is there goes on from it in any case; a new one begins with an empty checkpoint directory.
     pub resume: bool,
     /// Starts and stops processes.
     pub launcher: Box<dyn Launcher>,
@@ -31,14 +43,8 @@ pub struct Config {
     pub news: mpsc::UnboundedReceiver<News>,
     /// A value here asks the job to stop, as `POST /v1/stop` does: signals, a client that went away.
     pub stops: mpsc::UnboundedReceiver<crate::status::StopRequest>,
-    /// No more workers than that at first, where somebody shares out the room: `POST /v1/allow` changes it.
-    pub workers_allowed: Option<u32>,
     /// Every event goes here too.
     pub told: Option<mpsc::UnboundedSender<crate::status::Event>>,
-    /// What the data allows at best, where it carries a planted truth.
-    pub best: Option<Best>,
-    /// Exports a committed checkpoint; called once, at the end, where the job has an output.
-    pub export: Option<Export>,
 }
 
 /// Exports the checkpoint in a directory; what it returns goes into the `exported` event.
@@ -56,10 +62,10 @@ pub struct Best {
 /// Starts and stops the processes of a job: local processes, or pods. Where the job runs a program of its own,
 /// each member is a worker, and its number its rank.
 pub trait Launcher: Send {
-    /// Starts a worker or server. Its exit comes through [`Config::news`].
+    /// Starts a worker or server. Its exit comes through [`Outside::news`].
     fn start(&mut self, role: Role, id: u32) -> io::Result<Process>;
     /// Takes over what an earlier master started, where that very process still runs: from now on its exit
-    /// comes through [`Config::news`], as fast as that of one started here. `false`: it is gone.
+    /// comes through [`Outside::news`], as fast as that of one started here. `false`: it is gone.
     fn adopt(&mut self, role: Role, id: u32, process: Process) -> bool;
     /// Asks it to end: SIGTERM, which drains.
     fn stop(&mut self, role: Role, id: u32, pid: u32);

@@ -34,17 +34,17 @@ pub struct Outcome {
 
 /// Runs a job to its end, from wherever its ledger says it is.
 pub async fn run(mut config: Config) -> Result<Outcome> {
-    let address = config.listener.local_addr().map_err(|e| Error::io("asking for the address", e))?;
-    tls::may_listen(address, config.identity.as_ref())?;
+    let address = config.outside.listener.local_addr().map_err(|e| Error::io("asking for the address", e))?;
+    tls::may_listen(address, config.outside.identity.as_ref())?;
     let job_spec = config.plan.job.clone();
-    let default_dir = config.job_dir.join("checkpoint");
+    let default_dir = config.outside.job_dir.join("checkpoint");
     let checkpoint_dir = job_spec.checkpoint.dir.as_ref().map_or(default_dir, PathBuf::from);
     let (ledger, start) = prepare(&mut config, &checkpoint_dir)?;
     let (inputs_sender, inputs) = mpsc::unbounded_channel();
-    let teller = Teller::open(&config.job_dir, config.told, events_before(&start))?;
-    let app = router(config.token.clone(), inputs_sender.clone(), teller.log());
-    let serving = listen::serve(config.listener, config.identity.as_ref(), app)?;
-    index(&job_spec, config.job_dir.join("index"), inputs_sender.clone())?;
+    let teller = Teller::open(&config.outside.job_dir, config.outside.told, events_before(&start))?;
+    let app = router(config.outside.token.clone(), inputs_sender.clone(), teller.log());
+    let serving = listen::serve(config.outside.listener, config.outside.identity.as_ref(), app)?;
+    index(&job_spec, config.outside.job_dir.join("index"), inputs_sender.clone())?;
 
     let running =
         start.book.processes.values().map(|p| (p.process.pid, (Role::from(p.role), p.id))).collect();
@@ -54,7 +54,7 @@ pub async fn run(mut config: Config) -> Result<Outcome> {
         began: Instant::now(),
         checkpoint_dir,
         keep: job_spec.checkpoint.keep,
-        launcher: config.launcher,
+        launcher: config.outside.launcher,
         export: config.export,
         inputs: inputs_sender,
         tickets: BTreeMap::new(),
@@ -63,7 +63,7 @@ pub async fn run(mut config: Config) -> Result<Outcome> {
         running,
         over: None,
     };
-    let outcome = edge.follow(inputs, config.news, config.stops).await;
+    let outcome = edge.follow(inputs, config.outside.news, config.outside.stops).await;
     if outcome.is_ok() {
         edge.teller.farewell().await;
     }
@@ -76,7 +76,7 @@ fn prepare(config: &mut Config, checkpoint_dir: &Path) -> Result<(Ledger, Start)
     elasticdl_storage::make_dir(checkpoint_dir)
         .map_err(|e| Error::io(format!("making the checkpoint directory {}", checkpoint_dir.display()), e))?;
     let shown = checkpoint_dir.display().to_string();
-    if config.resume && ledger::read(checkpoint_dir)?.is_none_or(|book| book.is_empty()) {
+    if config.outside.resume && ledger::read(checkpoint_dir)?.is_none_or(|book| book.is_empty()) {
         return Err(Error::NothingToResume(shown));
     }
     let term = store::claim_term(checkpoint_dir)?;
@@ -90,7 +90,7 @@ fn prepare(config: &mut Config, checkpoint_dir: &Path) -> Result<(Ledger, Start)
     if let Some(manifest) = &committed {
         store::check_fits(&shown, manifest, &config.plan)?;
     }
-    let launcher = &mut config.launcher;
+    let launcher = &mut config.outside.launcher;
     book.processes.retain(|_, running| launcher.adopt(running.role.into(), running.id, running.process));
     let start = Start {
         plan: config.plan.clone(),

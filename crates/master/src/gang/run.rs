@@ -2,23 +2,21 @@
 #![expect(clippy::disallowed_methods, reason = "the edge reads the clock")]
 
 use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use elasticdl_spec::JobSpec;
 use elasticdl_wire::control::Role;
-use elasticdl_wire::{Identity, Token, tls};
-use tokio::net::TcpListener;
+use elasticdl_wire::tls;
 use tokio::sync::{mpsc, oneshot};
 
 use super::book::Book;
 use super::server::{Input, router};
 use super::{Effect, Event, Gang, Origin, Ticket, Wanted};
-use crate::config::{Launcher, News};
+use crate::config::{Launcher, News, Outside};
 use crate::error::{Error, Result};
 use crate::listen;
 use crate::run::Outcome;
-use crate::status::{self, Phase, StopRequest};
+use crate::status::{Phase, StopRequest};
 use crate::teller::Teller;
 
 /// How often time passes for the gang.
@@ -30,24 +28,8 @@ const EVENTS_MAX: u64 = 1 << 20;
 pub struct Config {
     /// The job; it has a command.
     pub job: JobSpec,
-    /// Where events are kept.
-    pub job_dir: PathBuf,
-    /// The job's secret.
-    pub token: Token,
-    /// The job's certificate; without one everything is plain, and only this machine may call.
-    pub identity: Option<Identity>,
-    /// Where it is called; already bound, so that the address is known.
-    pub listener: TcpListener,
-    /// Whether a job that had stopped or failed is to run again.
-    pub resume: bool,
-    /// Starts and stops members: a worker's number is a rank.
-    pub launcher: Box<dyn Launcher>,
-    /// What becomes of them.
-    pub news: mpsc::UnboundedReceiver<News>,
-    /// A value here asks the job to stop.
-    pub stops: mpsc::UnboundedReceiver<StopRequest>,
-    /// Every event goes here too.
-    pub told: Option<mpsc::UnboundedSender<status::Event>>,
+    /// What any master needs. A worker's number is the rank of a member.
+    pub outside: Outside,
     /// Remembers for the next master.
     pub memory: Box<dyn Memory>,
 }
@@ -62,36 +44,36 @@ pub trait Memory: Send {
 
 /// Leads a gang to its end, from wherever its book says it is.
 pub async fn run(mut config: Config) -> Result<Outcome> {
-    let address = config.listener.local_addr().map_err(|e| Error::io("asking for the address", e))?;
-    tls::may_listen(address, config.identity.as_ref())?;
+    let address = config.outside.listener.local_addr().map_err(|e| Error::io("asking for the address", e))?;
+    tls::may_listen(address, config.outside.identity.as_ref())?;
     let mut book = config.memory.recall()?;
     let term = book.term + 1;
     let mut lost = Vec::new();
     for (rank, note) in (0..).zip(&mut book.members) {
         if let Some(process) = note.process
-            && !config.launcher.adopt(Role::Worker, rank, process)
+            && !config.outside.launcher.adopt(Role::Worker, rank, process)
         {
             note.process = None;
             lost.push(rank);
         }
     }
-    let gang = Gang::new(Origin { job: &config.job, book, lost, resume: config.resume, term });
-    let teller = Teller::open(&config.job_dir, config.told, (term - 1) * EVENTS_MAX)?;
+    let gang = Gang::new(Origin { job: &config.job, book, lost, resume: config.outside.resume, term });
+    let teller = Teller::open(&config.outside.job_dir, config.outside.told, (term - 1) * EVENTS_MAX)?;
     let (inputs_sender, inputs) = mpsc::unbounded_channel();
-    let app = router(config.token, inputs_sender, teller.log(), gang.patience());
-    let serving = listen::serve(config.listener, config.identity.as_ref(), app)?;
+    let app = router(config.outside.token, inputs_sender, teller.log(), gang.patience());
+    let serving = listen::serve(config.outside.listener, config.outside.identity.as_ref(), app)?;
     let mut edge = Edge {
         size: config.job.command.as_ref().map_or(0, |command| command.size()),
         gang,
         began: Instant::now(),
-        launcher: config.launcher,
+        launcher: config.outside.launcher,
         memory: config.memory,
         teller,
         tickets: BTreeMap::new(),
         ticket_next: 1,
         over: None,
     };
-    let outcome = edge.follow(inputs, config.news, config.stops).await;
+    let outcome = edge.follow(inputs, config.outside.news, config.outside.stops).await;
     if outcome.is_ok() {
         edge.teller.farewell().await;
     }
