@@ -85,6 +85,13 @@ pub enum Reason {
     Max,
 }
 
+impl Reason {
+    /// Whether the number is found, and not one that is tried.
+    pub fn is_settled(self) -> bool {
+        matches!(self, Reason::Enough | Reason::Max)
+    }
+}
+
 /// The smallest step from so many workers: see [`GAIN`].
 fn grain(workers: u32) -> u32 {
     (workers / 8).max(1)

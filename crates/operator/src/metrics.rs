@@ -8,12 +8,16 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use futures::future::BoxFuture;
+use futures::FutureExt;
 use http::Request;
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
-use tower::util::MapRequestLayer;
+use tower::Service;
+use tower::layer::layer_fn;
 
 use crate::error::{Error, Result};
 use crate::sharing::Key;
@@ -37,7 +41,7 @@ struct State {
     looks: [Histogram; 2],
     failed: u64,
     /// Requests to the API server, by verb and resource.
-    requests: BTreeMap<(&'static str, String), u64>,
+    requests: BTreeMap<(&'static str, String), Asked>,
 }
 
 impl Metrics {
@@ -82,19 +86,18 @@ impl Metrics {
     /// What `config` says makes no sense.
     pub fn client(self: &Arc<Self>, config: Config) -> Result<Client> {
         let metrics = Arc::clone(self);
-        let count = move |request: Request<Body>| {
-            let uri = request.uri();
-            metrics.request(request.method().as_str(), uri.path(), uri.query().unwrap_or_default());
-            request
-        };
+        let layer = layer_fn(move |inner| Timed { inner, metrics: Arc::clone(&metrics) });
         let builder = ClientBuilder::try_from(config).map_err(|e| Error::Config(e.into()))?;
-        Ok(builder.with_layer(&MapRequestLayer::new(count)).build())
+        Ok(builder.with_layer(&layer).build())
     }
 
-    /// The API server is asked something.
-    fn request(&self, method: &str, path: &str, query: &str) {
-        let (verb, resource) = asked(method, path, query);
-        *self.state().requests.entry((verb, resource)).or_default() += 1;
+    /// The API server began to answer something, or did not.
+    fn answered(&self, what: (&'static str, String), took: Duration) {
+        let mut state = self.state();
+        let asked = state.requests.entry(what).or_default();
+        asked.count += 1;
+        asked.seconds += took.as_secs_f64();
+        asked.longest = asked.longest.max(took.as_secs_f64());
     }
 
     /// Everything, as Prometheus reads it.
@@ -121,14 +124,63 @@ impl Metrics {
         let _ = writeln!(text, "{name} {}", state.failed);
         let name = "elasticdl_operator_api_requests_total";
         let _ = writeln!(text, "# HELP {name} Requests to the API server.\n# TYPE {name} counter");
-        for ((verb, resource), count) in &state.requests {
-            let _ = writeln!(text, "{name}{{verb=\"{verb}\",resource=\"{resource}\"}} {count}");
+        for ((verb, resource), asked) in &state.requests {
+            let _ = writeln!(text, "{name}{{verb=\"{verb}\",resource=\"{resource}\"}} {}", asked.count);
+        }
+        let name = "elasticdl_operator_api_request_seconds_total";
+        let _ = writeln!(text, "# HELP {name} How long they waited for an answer.\n# TYPE {name} counter");
+        for ((verb, resource), asked) in &state.requests {
+            let _ = writeln!(text, "{name}{{verb=\"{verb}\",resource=\"{resource}\"}} {}", asked.seconds);
+        }
+        let name = "elasticdl_operator_api_request_seconds_max";
+        let _ = writeln!(text, "# HELP {name} The longest such wait.\n# TYPE {name} gauge");
+        for ((verb, resource), asked) in &state.requests {
+            let _ = writeln!(text, "{name}{{verb=\"{verb}\",resource=\"{resource}\"}} {}", asked.longest);
         }
         text
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Requests of one kind.
+#[derive(Debug, Default)]
+struct Asked {
+    count: u64,
+    seconds: f64,
+    longest: f64,
+}
+
+/// Measures what goes through it.
+struct Timed<S> {
+    inner: S,
+    metrics: Arc<Metrics>,
+}
+
+impl<S> Service<Request<Body>> for Timed<S>
+where
+    S: Service<Request<Body>>,
+    S::Future: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<S::Response, S::Error>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let uri = request.uri();
+        let what = asked(request.method().as_str(), uri.path(), uri.query().unwrap_or_default());
+        let (metrics, began) = (Arc::clone(&self.metrics), Instant::now());
+        let told = move |answer| {
+            metrics.answered(what, began.elapsed());
+            answer
+        };
+        self.inner.call(request).map(told).boxed()
     }
 }
 

@@ -246,8 +246,10 @@ fn on(
     drop(runtime);
     eprintln!("the experiment took {:.0} s", began.elapsed().as_secs_f64());
     let down = cluster.down();
-    // What was found is worth more than what went wrong on the way down.
-    outcome.and_then(|outcome| down.map(|()| outcome))
+    let mut outcome = outcome?;
+    // What was found is worth more than what went wrong on the way down, and is told first.
+    outcome.problems.extend(down.err().map(|error| format!("{error:#}")));
+    Ok(outcome)
 }
 
 /// Shows the table, writes it down where it is no short form, and fails where something falls short.

@@ -158,7 +158,8 @@ pub fn run(chore: Kube) -> Result<()> {
     }
 }
 
-/// What a cluster counts in an experiment, where 1024 is a process: all of its own are one group.
+/// What a cluster counts in an experiment, where 1024 is a process: all of its own are one group, and the operator and
+/// other processes of the experiment are another one that counts as much.
 const SHARES: u32 = 20 * 1024;
 
 /// A cluster for an experiment.
@@ -197,6 +198,7 @@ impl Lent {
     fn up(shape: Shape, images: &[PathBuf]) -> Result<Lent> {
         let cluster = Cluster::up(shape, images)?;
         Cgroup::cluster().weigh(SHARES)?;
+        Cgroup::lab().enter(SHARES)?;
         Ok(Lent(cluster))
     }
 
@@ -215,9 +217,11 @@ impl Lent {
         self.0.state.processes.iter().map(|process| (process.name.clone(), process.pid)).collect()
     }
 
-    /// Ends it.
+    /// Ends it. Whatever else the experiment started has ended before.
     pub fn down(self) -> Result<()> {
-        self.0.into_down()
+        let left = Cgroup::lab().leave();
+        self.0.into_down()?;
+        left
     }
 }
 

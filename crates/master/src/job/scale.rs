@@ -88,9 +88,11 @@ impl Job {
             useful.disturb(now);
         }
         let working = self.fleet.workers().values().filter(|worker| worker.state == State::Joined);
+        let before = useful.target().reason;
         useful.observe(now, working.count() as u32, self.told);
         let target = useful.target();
-        if target.workers != self.fleet.workers_wanted() {
+        let settles = target.reason.is_settled() && target.reason != before;
+        if target.workers != self.fleet.workers_wanted() || settles {
             self.want(now, target.workers, target.reason.to_string(), effects);
         }
     }
@@ -119,10 +121,12 @@ impl Job {
             "{workers} workers are beyond workers.max"
         );
         let automatic = self.useful.is_some();
+        let settled = self.useful.as_ref().is_some_and(|useful| useful.target().reason.is_settled());
         let facts = fields([
             ("from", json!(self.fleet.workers_wanted())),
             ("to", json!(workers)),
             ("automatic", json!(automatic)),
+            ("settled", json!(settled)),
             ("reason", json!(reason)),
         ]);
         effects.push(Effect::Record(Entry::Scaled { workers, automatic }));

@@ -243,6 +243,8 @@ fn report(scale: &Scale, run: &Run) -> Report {
     for (verb, count) in &requests {
         row(&format!("… {verb}"), each(*count));
     }
+    let waited: f64 = run.samples.sums("elasticdl_operator_api_request_seconds_total", "verb").values().sum();
+    row("mean time until the API server answers one", seconds(Some(waited / all.max(1.0))));
     for (name, used) in &run.processors {
         row(
             &format!("processor time of {name}"),

@@ -14,6 +14,8 @@ use super::wait;
 
 /// All of the cluster.
 const CLUSTER: &str = "elasticdl-kube";
+/// What an experiment runs beside it.
+const LAB: &str = "elasticdl-lab";
 const MOUNTS: &str = "/sys/fs/cgroup";
 
 /// A group of that path in every hierarchy of the machine.
@@ -26,6 +28,11 @@ impl Cgroup {
     /// Everything that belongs to the cluster.
     pub fn cluster() -> Cgroup {
         Cgroup { path: CLUSTER.to_owned() }
+    }
+
+    /// What an experiment runs outside of the cluster's own processes.
+    pub fn lab() -> Cgroup {
+        Cgroup { path: LAB.to_owned() }
     }
 
     /// What serves the cluster as a whole.
@@ -79,6 +86,22 @@ impl Cgroup {
         Ok(())
     }
 
+    /// Makes it where processors are shared out, and this process and what it starts from now on belong to it.
+    pub fn enter(&self, shares: u32) -> Result<()> {
+        for hierarchy in shared_out()? {
+            let directory = hierarchy.join(&self.path);
+            fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+            join(&directory)?;
+        }
+        self.weigh(shares)
+    }
+
+    /// This process belongs to no group again.
+    pub fn leave(&self) -> Result<()> {
+        shared_out()?.iter().try_for_each(|hierarchy| join(hierarchy))?;
+        self.remove()
+    }
+
     /// The group's directory in every hierarchy.
     pub fn directories(&self) -> Result<Vec<PathBuf>> {
         Ok(hierarchies()?.into_iter().map(|hierarchy| hierarchy.join(&self.path)).collect())
@@ -128,6 +151,16 @@ impl Cgroup {
             let _ = rustix::process::pidfd_send_signal(&handle, Signal::KILL);
         }
     }
+}
+
+/// The hierarchies that share out processors.
+fn shared_out() -> Result<Vec<PathBuf>> {
+    Ok(hierarchies()?.into_iter().filter(|hierarchy| hierarchy.join("cpu.shares").exists()).collect())
+}
+
+fn join(directory: &Path) -> Result<()> {
+    let file = directory.join("cgroup.procs");
+    fs::write(&file, std::process::id().to_string()).with_context(|| format!("write {}", file.display()))
 }
 
 /// Whether `/proc/PID/cgroup` names the group or one below it in any hierarchy.
