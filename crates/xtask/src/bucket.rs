@@ -14,6 +14,8 @@ use ring::digest::{Context as Digest, SHA256};
 use crate::cache;
 use crate::go::Go;
 
+/// Where only this machine can call it.
+pub const LOOPBACK: &str = "127.0.0.1";
 /// The bucket that tests write to, each below a name of its own.
 const BUCKET: &str = "tests";
 const PROGRAM: &str = "gofakes3";
@@ -27,13 +29,12 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Builds the server where it is not built yet (20 seconds), and starts it.
-    pub fn start() -> Result<Bucket> {
+    /// Builds the server where it is not built yet (20 seconds), and starts it at an address of this machine.
+    pub fn start(host: &str) -> Result<Bucket> {
         let program = ensure_built()?;
         // Free a moment ago; nobody else on this machine hurries to take it.
-        let port =
-            TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).context("find a port")?.port();
-        let address = format!("127.0.0.1:{port}");
+        let port = TcpListener::bind((host, 0)).and_then(|l| l.local_addr()).context("find a port")?.port();
+        let address = format!("{host}:{port}");
         let child = Command::new(&program)
             .args(["-backend", "memory", "-quiet", "-initialbucket", BUCKET, "-host", &address])
             .stdin(Stdio::null())

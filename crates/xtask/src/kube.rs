@@ -33,6 +33,7 @@ mod wait;
 
 use cgroup::Cgroup;
 use cluster::Cluster;
+pub use network::MACHINE_IP;
 pub use nginx::NGINX;
 use places::Places;
 use quantity::Bytes;

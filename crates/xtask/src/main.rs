@@ -75,7 +75,7 @@ fn test() -> Result<()> {
     }
     step("format", &["fmt", "--all", "--check"])?;
     step("lint", &["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])?;
-    let bucket = bucket::Bucket::start()?;
+    let bucket = bucket::Bucket::start(bucket::LOOPBACK)?;
     let tests = ["test", "--workspace", "--locked", "--no-fail-fast"];
     println!("== test: cargo {}", tests.join(" "));
     timed("test", cargo().args(tests).envs(bucket.environment()))?;
@@ -84,7 +84,7 @@ fn test() -> Result<()> {
 
 /// Runs a command beside an S3 server.
 fn with_a_bucket(command: &[String]) -> Result<()> {
-    let bucket = bucket::Bucket::start()?;
+    let bucket = bucket::Bucket::start(bucket::LOOPBACK)?;
     let (program, arguments) = command.split_first().context("a command has a first word")?;
     let status = Command::new(program).args(arguments).envs(bucket.environment()).status();
     if !status.with_context(|| format!("running {program}"))?.success() {
@@ -107,8 +107,12 @@ fn on_a_cluster() -> Result<()> {
     if !made.with_context(|| format!("running {}", program.display()))?.success() {
         bail!("no image could be made");
     }
-    let environment = kube::up_for_tests(&[image])?;
-    let outcome = run_test("test on a real cluster", &tests, &environment);
+    let mut environment = kube::up_for_tests(&[image])?;
+    let bucket = bucket::Bucket::start(kube::MACHINE_IP);
+    let outcome = bucket.and_then(|bucket| {
+        environment.extend(bucket.environment());
+        run_test("test on a real cluster", &tests, &environment)
+    });
     // What failed is worth more than what went wrong on the way down.
     outcome.and(kube::down_after_tests())?;
     experiment::short_forms(&program)

@@ -1,10 +1,11 @@
 //! Jobs on a real Kubernetes cluster: pods are killed, preempted, starved of memory and lost with their node, the
 //! master among them, and every record counts once. [`operator`]: the same job as a resource. [`command`]:
-//! programs of one's own.
+//! programs of one's own. [`objects`]: a job in object storage.
 //!
 //! `cargo xtask test` starts a cluster for these tests and names it in `ELASTICDL_TEST_KUBECONFIG`. Set that
 //! yourself to use another one: then `ELASTICDL_TEST_VOLUME` is a volume that all nodes share and everybody may
-//! write to (as JSON), and `ELASTICDL_TEST_IMAGE` an image with this version.
+//! write to (as JSON), `ELASTICDL_TEST_IMAGE` an image with this version, and `ELASTICDL_TEST_S3` a bucket that pods can
+//! reach with the settings of the environment.
 
 #![expect(
     clippy::unwrap_used,
@@ -13,6 +14,7 @@
 )]
 
 mod command;
+mod objects;
 mod operator;
 mod place;
 

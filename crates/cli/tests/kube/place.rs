@@ -67,6 +67,11 @@ impl Place {
         self.world.write(name, text);
     }
 
+    /// A path where commands are run.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.world.path(name)
+    }
+
     /// What a job says of the cluster.
     pub fn kubernetes(&self) -> Value {
         let mut kubernetes = json!({ "volumes": [self.volume()], "grace": "10s" });

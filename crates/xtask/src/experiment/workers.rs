@@ -114,7 +114,11 @@ fn outcome(size: &Size, fixed: &[Vec<Run>], automatic: &[Run]) -> Result<Outcome
     let speed = |runs: &[Run]| mean(&mut runs.iter().map(Run::speed));
     let seconds = |runs: &[Run], epochs: u32| mean(&mut runs.iter().map(Run::seconds)) / f64::from(epochs);
     for (workers, runs) in size.fixed.iter().zip(fixed) {
-        report.row(&[format!("{workers}, fixed"), number(speed(runs), 0), number(seconds(runs, size.epochs), 1)]);
+        report.row(&[
+            format!("{workers}, fixed"),
+            number(speed(runs), 0),
+            number(seconds(runs, size.epochs), 1),
+        ]);
     }
     let settled: Vec<u32> = automatic.iter().filter_map(|run| run.wanted.last()).map(|(_, n)| *n).collect();
     let names: Vec<String> = settled.iter().map(u32::to_string).collect();

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
+use super::process::alive_since;
 use super::wait;
 
 /// All of the cluster.
@@ -131,7 +132,7 @@ impl Cgroup {
         Ok(self.directories()?.iter().any(|directory| directory.exists()))
     }
 
-    /// Every process in the group and below it.
+    /// Every process in the group and below it. One that has ended is none, even where nobody takes notice of its end.
     pub fn members(&self) -> Result<Vec<Pid>> {
         let mut members = Vec::new();
         for directory in self.directories()? {
@@ -139,6 +140,9 @@ impl Cgroup {
         }
         members.sort_unstable_by_key(|pid| pid.as_raw_nonzero());
         members.dedup();
+        members.retain(|pid| {
+            fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| alive_since(&stat).is_some())
+        });
         Ok(members)
     }
 

@@ -19,6 +19,8 @@ use super::process::succeed;
 
 /// The control plane's address.
 pub const CONTROL_IP: &str = "10.250.0.1";
+/// The machine's own, as nodes and pods see it.
+pub const MACHINE_IP: &str = "10.250.0.254";
 /// The first Service is the API server's own.
 pub const API_SERVICE_IP: &str = "10.96.0.1";
 /// Services.
@@ -77,7 +79,7 @@ pub fn make_control(nodes: u8) -> Result<()> {
     })?;
     ip(&["link", "add", CABLE, "type", "veth", "peer", "name", "machine", "netns", CONTROL])?;
     batch(CONTROL, "link set machine master br0 up\n")?;
-    ip(&["address", "add", "10.250.0.254/24", "dev", CABLE])?;
+    ip(&["address", "add", &format!("{MACHINE_IP}/24"), "dev", CABLE])?;
     ip(&["link", "set", CABLE, "up"])?;
     ip(&["route", "add", SERVICES, "via", CONTROL_IP])?;
     for index in 1..=nodes {

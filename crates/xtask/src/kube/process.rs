@@ -75,7 +75,7 @@ fn start_time(pid: u32) -> Option<u64> {
 }
 
 /// The 22nd field. The 2nd, a name in brackets, may hold blanks and brackets of its own.
-fn alive_since(stat: &str) -> Option<u64> {
+pub fn alive_since(stat: &str) -> Option<u64> {
     let mut after_name = stat.rsplit_once(')')?.1.split_whitespace();
     let state = after_name.next()?;
     if matches!(state, "Z" | "X") {
