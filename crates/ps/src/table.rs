@@ -6,6 +6,7 @@
 //! partition's owner sees to it that one caller at a time is here.
 
 mod index;
+mod pages;
 mod prefetch;
 mod slabs;
 
@@ -15,6 +16,7 @@ use elasticdl_spec::TableShape;
 
 use crate::optimizer::{Optimizer, Rule};
 use index::Index;
+pub use pages::Pages;
 use slabs::Slabs;
 
 /// Ids worked on together: enough to keep the memory busy, few enough for their rows to stay in cache.

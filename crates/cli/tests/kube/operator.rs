@@ -22,6 +22,7 @@ fn jobs_are_resources() {
     let second = place.operator();
 
     a_typo_is_told_with_the_nearest_key(&place);
+    the_quick_start_is_a_resource(&place);
     a_job_is_followed_scaled_and_started_again(&place);
     drop(first);
     a_job_is_suspended_and_goes_on(&place);
@@ -40,6 +41,19 @@ fn a_typo_is_told_with_the_nearest_key(place: &Resources) {
     assert_eq!(valid["message"], "spec.train.lerning_rate: unknown key; did you mean learning_rate?");
     assert_eq!(place.status("typo")["phase"], "Pending");
     place.kubectl(&["delete", "elasticjob", "typo", "--timeout=60s"]).ok();
+}
+
+/// The very file of the quick start, with a volume and with less data.
+fn the_quick_start_is_a_resource(place: &Resources) {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/deepfm.yaml");
+    let text = std::fs::read_to_string(file).unwrap().replace("synth_rows: 4000000", "synth_rows: 200000");
+    place.apply_text(&format!("{text}  kubernetes: {}\n", place.kubernetes())).ok();
+    place.phase("deepfm", "Done");
+    let status = place.status("deepfm");
+    assert_eq!((&status["records"], &status["progress"]), (&json!(200_000), &json!("100 %")), "{status}");
+    let auc: f64 = status["auc"].as_str().unwrap().parse().unwrap();
+    assert!(auc > 0.6, "{status}");
+    place.kubectl(&["delete", "elasticjob", "deepfm", "--timeout=60s"]).ok();
 }
 
 fn a_job_is_followed_scaled_and_started_again(place: &Resources) {

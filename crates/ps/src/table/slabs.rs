@@ -2,28 +2,23 @@
 //!
 //! A row is found by its number, which it keeps for life. Growing appends a slab and moves nothing.
 
+use super::pages::Pages;
+
 /// About how many floats a slab holds: 4 MiB. Memory that no row has touched costs nothing.
 const SLAB_FLOATS: usize = 1 << 20;
-/// Rows whose length divides by it lie on whole cache lines.
-const LINE_FLOATS: usize = 16;
+/// The first slabs lie on small pages: most tables of most jobs are small, and there are many of them.
+const SMALL_SLABS: usize = 2;
 
 /// Rows by number.
 #[derive(Debug)]
 pub(super) struct Slabs {
-    slabs: Vec<Slab>,
+    slabs: Vec<Pages<f32>>,
     /// Floats per row.
     stride: usize,
     /// A slab holds `1 << shift` rows.
     shift: u32,
     /// Rows in use: those with smaller numbers.
     len: u32,
-}
-
-#[derive(Debug)]
-struct Slab {
-    floats: Box<[f32]>,
-    /// Where the first row begins, so that it begins at a cache line.
-    start: usize,
 }
 
 impl Slabs {
@@ -47,9 +42,9 @@ impl Slabs {
     pub(super) fn append(&mut self) -> u32 {
         let row = self.len;
         if self.place(row).0 == self.slabs.len() {
-            let floats = vec![0.0f32; (self.stride << self.shift) + LINE_FLOATS].into_boxed_slice();
-            let start = floats.as_ptr().align_offset(LINE_FLOATS * 4).min(LINE_FLOATS);
-            self.slabs.push(Slab { floats, start });
+            let floats = self.stride << self.shift;
+            let small = self.slabs.len() < SMALL_SLABS;
+            self.slabs.push(if small { Pages::small(floats) } else { Pages::huge(floats) });
         }
         self.len = row.checked_add(1).expect("a partition of a table has less than 2^32 rows");
         row
@@ -58,15 +53,13 @@ impl Slabs {
     #[inline(always)]
     pub(super) fn row(&self, row: u32) -> &[f32] {
         let (slab, offset) = self.place(row);
-        let slab = &self.slabs[slab];
-        &slab.floats[slab.start + offset..][..self.stride]
+        &self.slabs[slab].from(offset)[..self.stride]
     }
 
     #[inline(always)]
     pub(super) fn row_mut(&mut self, row: u32) -> &mut [f32] {
         let (slab, offset) = self.place(row);
-        let slab = &mut self.slabs[slab];
-        &mut slab.floats[slab.start + offset..][..self.stride]
+        &mut self.slabs[slab].from_mut(offset)[..self.stride]
     }
 
     #[inline(always)]

@@ -102,7 +102,11 @@ fn an_automatic_job_never_asks_for_more_than_max_nor_fewer_than_min() {
     assert_eq!(world.work(30, all_of_use), [2, 4, 8]);
     assert_eq!(world.why().unwrap(), "all of them are of use, and workers.max allows no more");
     let told = *world.scaled().last().unwrap();
-    assert_eq!(told, (8, 8, true, "all of them are of use, and workers.max allows no more"), "it says that it stays");
+    assert_eq!(
+        told,
+        (8, 8, true, "all of them are of use, and workers.max allows no more"),
+        "it says that it stays"
+    );
     let mut world = World::training(&[("workers.min", "3"), ("workers.max", "5")], SHARDS);
     let wanted = world.work(60, |_| 10_000);
     assert!(wanted.len() > 1 && wanted.iter().all(|n| (3..=5).contains(n)), "{wanted:?}");

@@ -1,0 +1,72 @@
+//! What is to be compared with: rows of a dense array, found by their number, and boxed rows in a hash map.
+
+#![allow(
+    unsafe_code,
+    reason = "the prefetch instruction has no safe form; it never faults and changes nothing"
+)]
+
+use elasticdl_ps::table::Pages;
+use hashbrown::HashMap;
+
+use crate::table::id;
+
+/// Rows asked for ahead of their use.
+const BLOCK: usize = 64;
+
+/// Rows in one array, on pages of the same kind as a table's.
+pub struct Dense {
+    floats: Pages<f32>,
+    stride: usize,
+}
+
+impl Dense {
+    pub fn new(rows: usize, stride: usize) -> Dense {
+        let mut floats = Pages::huge(rows * stride);
+        for (row, floats) in floats.chunks_exact_mut(stride).enumerate() {
+            floats.fill(row as f32);
+        }
+        Dense { floats, stride }
+    }
+
+    /// Copies the first `dim` floats of each row, a block of which is asked for before.
+    pub fn gather(&self, rows: &[u64], dim: usize, out: &mut [f32]) {
+        for (rows, out) in rows.chunks(BLOCK).zip(out.chunks_mut(BLOCK * dim)) {
+            for row in rows {
+                prefetch(&self.floats[*row as usize * self.stride..][..dim]);
+            }
+            for (row, out) in rows.iter().zip(out.chunks_exact_mut(dim)) {
+                out.copy_from_slice(&self.floats[*row as usize * self.stride..][..dim]);
+            }
+        }
+    }
+}
+
+fn prefetch(floats: &[f32]) {
+    for line in floats.chunks(16) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: SSE is part of x86-64, and a prefetch of any address is harmless.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.as_ptr().cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = line;
+    }
+}
+
+/// Boxed rows by id.
+pub struct Boxed(HashMap<u64, Box<[f32]>>);
+
+impl Boxed {
+    pub fn new(rows: usize, stride: usize) -> Boxed {
+        let row = |row: u64| (id(row), vec![row as f32; stride].into_boxed_slice());
+        Boxed((0..rows as u64).map(row).collect())
+    }
+
+    pub fn pull(&self, ids: &[u64], dim: usize, out: &mut [f32]) {
+        for (id, out) in ids.iter().zip(out.chunks_exact_mut(dim)) {
+            if let Some(row) = self.0.get(id) {
+                out.copy_from_slice(&row[..dim]);
+            }
+        }
+    }
+}

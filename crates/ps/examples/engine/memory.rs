@@ -1,0 +1,58 @@
+//! Rows of dim 16 in 2 GiB: pulled, pushed and born, beside a gather and a hash map.
+
+use elasticdl_spec::OptimizerSpec;
+use serde_json::{Value, json};
+
+use crate::clock::rate;
+use crate::gather::{Boxed, Dense};
+use crate::table::{BATCH, BATCHES, Trained, batches, ids, median};
+
+const DIM: usize = 16;
+/// Weights and Adagrad's slots.
+const STRIDE: usize = 2 * DIM;
+/// 2 GiB of such rows.
+pub const ROWS: usize = (2 << 30) / (STRIDE * 4);
+/// Rows born in one measurement.
+const BORN: usize = 2_000_000;
+
+const ADAGRAD: OptimizerSpec =
+    OptimizerSpec::Adagrad { learning_rate: 0.01, initial_accumulator: 0.1, epsilon: 1e-10 };
+const ADAM: OptimizerSpec =
+    OptimizerSpec::Adam { learning_rate: 0.01, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+
+/// Measures in turn, so many times, and tells medians of ratios.
+pub fn run(pairs: usize, rows: usize) -> Value {
+    let mut floats = vec![0.0f32; BATCH * DIM];
+    let mut adagrad = Trained::new(DIM, ADAGRAD);
+    let mut adam = Trained::new(DIM, ADAM);
+    adagrad.bear(rows, &mut floats);
+    adam.bear(rows, &mut floats);
+    let (dense, boxed) = (Dense::new(rows, STRIDE), Boxed::new(rows, STRIDE));
+    let numbers = batches(rows);
+    let ids = ids(&numbers);
+    let gradients = vec![1e-3f32; BATCH * DIM];
+    let count = BATCH * BATCHES;
+    let mut rounds = Vec::new();
+    for _ in 0..pairs {
+        let gather = rate(count, || numbers.iter().for_each(|rows| dense.gather(rows, DIM, &mut floats)));
+        let pull = rate(count, || ids.iter().for_each(|ids| adagrad.table.pull(ids, &mut floats)));
+        let boxed = rate(count, || ids.iter().for_each(|ids| boxed.pull(ids, DIM, &mut floats)));
+        let push = |trained: &mut Trained| {
+            rate(count, || ids.iter().for_each(|ids| trained.table.push(ids, &gradients, &trained.optimizer)))
+        };
+        let (adagrad, adam) = (push(&mut adagrad), push(&mut adam));
+        let mut fresh = Trained::new(DIM, ADAGRAD);
+        let born = rate(BORN, || fresh.bear(BORN, &mut floats));
+        rounds.push([gather, pull, boxed, adagrad, adam, born]);
+    }
+    let of = |f: &dyn Fn(&[f64; 6]) -> f64| median(rounds.iter().map(f).collect());
+    json!({
+        "rows": rows, "pairs": pairs, "bytes_per_row": adagrad.table.bytes() as f64 / adagrad.table.len() as f64,
+        "million_rows_per_second": {
+            "gather": of(&|r| r[0]), "pull": of(&|r| r[1]), "boxed": of(&|r| r[2]),
+            "adagrad": of(&|r| r[3]), "adam": of(&|r| r[4]), "born": of(&|r| r[5]),
+        },
+        "pull_of_gather": of(&|r| r[1] / r[0]), "pull_of_boxed": of(&|r| r[1] / r[2]),
+        "adagrad_of_pull": of(&|r| r[3] / r[1]), "adam_of_pull": of(&|r| r[4] / r[1]),
+    })
+}
