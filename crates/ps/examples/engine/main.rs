@@ -2,8 +2,6 @@
 //!
 //! `cargo run --release -p elasticdl-ps --example engine -- memory|large [pairs] [rows]`
 
-#![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
-
 mod clock;
 mod gather;
 mod large;
