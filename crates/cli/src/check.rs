@@ -8,9 +8,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use elasticdl_data::files::real_path;
-use elasticdl_data::{DataFile, HeadRecord, discover, head};
+use elasticdl_data::{Compression, DataFile, HeadRecord, discover, head};
 use elasticdl_spec::job::DataSpec;
-use elasticdl_spec::resolve::{Problem, Problems};
+use elasticdl_spec::resolve::{Problem, Problems, nearest};
 use elasticdl_spec::{JobSpec, Plan};
 
 use crate::home::{JobDir, Record};
@@ -53,6 +53,7 @@ pub fn check(dir: &JobDir, record: &Record, missing: Missing) -> Result<(), Prob
         patterns => files(&job.data, "spec.data.validate", patterns, &mut problems),
     };
     disjoint(&train, &validate, &mut problems);
+    problems.extend(countable(job, &train));
     if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
 }
 
@@ -79,8 +80,9 @@ fn buckets(job: &JobSpec) -> Vec<Problem> {
 /// The model, and the places that will be written to.
 fn places(dir: &JobDir, record: &Record) -> Vec<Problem> {
     let mut problems = Vec::new();
-    if let Err(error) = plan(&record.job) {
-        problems.push(problem("spec.model", format!("{error:#}"), None));
+    match plan(&record.job) {
+        Ok(plan) => problems.extend(unknown_tables(&plan)),
+        Err(error) => problems.push(problem("spec.model", format!("{error:#}"), None)),
     }
     problems.extend(writable("spec.checkpoint.dir", &dir.checkpoints(record)).err());
     if let Some(output) = &record.job.output {
@@ -96,6 +98,33 @@ pub fn plan(job: &JobSpec) -> anyhow::Result<Plan> {
     let layout = &job.data.layout;
     let model = elasticdl_nn::build(&job.model, layout.numeric.len(), layout.categorical.len())?;
     Ok(Plan { job: job.clone(), shape: model.shape().clone() })
+}
+
+/// Tables that the job has settings for and the model does not have.
+fn unknown_tables(plan: &Plan) -> Vec<Problem> {
+    let known: Vec<&str> = plan.shape.tables.iter().map(|table| table.name.as_str()).collect();
+    let unknown = plan.job.tables.names().filter(|name| !known.contains(name));
+    let told = unknown.map(|name| {
+        let what = format!("the model {} has no such table", plan.job.model.zoo);
+        let hint = nearest(name, known.iter().copied());
+        let hint =
+            hint.unwrap_or_else(|| format!("its tables: {}; or \"*\" for all of them", known.join(", ")));
+        problem(&format!("spec.tables.{name}"), what, Some(hint))
+    });
+    told.collect()
+}
+
+/// Where the learning rate goes by the place in the job, batches must be counted before the first is trained.
+fn countable(job: &JobSpec, train: &[DataFile]) -> Option<Problem> {
+    let compressed = train.iter().find(|file| file.compression != Compression::Plain);
+    let file = compressed.filter(|_| job.train.schedule.varies())?;
+    let what = format!(
+        "{} is compressed, so that only reading it tells how many batches it has, and the learning rate goes by \
+         the place in the job",
+        file.path
+    );
+    let hint = "take plain text or Parquet, or leave out spec.train.schedule and spec.train.warmup_steps";
+    Some(problem("spec.data.train", what, Some(hint.into())))
 }
 
 fn problem(place: &str, what: String, hint: Option<String>) -> Problem {

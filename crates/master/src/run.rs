@@ -266,7 +266,9 @@ impl Edge {
                     tracing::warn!(dir = write.dir, %error, "cannot make the checkpoint's directory");
                 }
                 // A caller that gave up waiting asks again.
-                let _ = self.tickets.remove(&ticket).map(|reply| reply.send(answer));
+                if let Some(reply) = self.tickets.remove(&ticket) {
+                    let _ = reply.send(answer);
+                }
                 None
             }
             Effect::Fleet(order) => self.order(order),

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use elasticdl_data::Compression;
 use elasticdl_spec::{JobSpec, Purpose};
 
 use crate::job::Event;
@@ -29,6 +30,13 @@ fn find_one(
     }
     let records_per_shard = job.train.batch as u64 * u64::from(job.data.batches_per_task);
     for file in elasticdl_data::discover(patterns, job.data.format)? {
+        if purpose == Purpose::Train && job.train.schedule.varies() && file.compression != Compression::Plain
+        {
+            let reason = "it is compressed, so that only reading it tells how many batches it has, and the \
+                          learning rate goes by the place in the job; take plain text or Parquet, or leave out \
+                          train.schedule and train.warmup_steps";
+            return Err(elasticdl_data::Error::File { path: file.path.into(), reason });
+        }
         let mut found = |shard| send(Event::ShardFound(purpose, shard));
         elasticdl_data::cut(&file, &job.data.layout, records_per_shard, index_dir, &mut found)?;
     }

@@ -8,14 +8,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use elasticdl_spec::mix::mix2;
-use elasticdl_spec::{LeaseId, Shard, TaskId, WorkerId};
+use elasticdl_spec::{LeaseId, Position, Shard, TaskId, WorkerId};
 use serde::{Deserialize, Serialize};
 
 use crate::ledger::Book;
 use crate::status::TaskCounts;
 use line::{Line, Rank};
+use positions::Positions;
 
 mod line;
+mod positions;
 
 /// The tasks of a job, of one purpose.
 #[derive(Debug)]
@@ -42,6 +44,7 @@ pub struct Tasks {
     /// Records reported so far of tasks that are not done.
     partial: BTreeMap<TaskId, u64>,
     bad: BTreeMap<TaskId, u64>,
+    positions: Positions,
 }
 
 /// In which order the tasks of an epoch are leased.
@@ -51,6 +54,16 @@ pub enum Order {
     Files,
     /// Shuffled by this seed, differently in each epoch.
     Shuffled(u64),
+}
+
+impl Order {
+    /// Tasks of an epoch are leased by this, the least first; then by their shards.
+    fn key(self, task: TaskId) -> u64 {
+        match self {
+            Order::Files => u64::from(task.shard),
+            Order::Shuffled(seed) => mix2(seed, task.as_u64()),
+        }
+    }
 }
 
 /// A task held by a worker.
@@ -146,6 +159,7 @@ impl Tasks {
             recent: BTreeMap::new(),
             partial: BTreeMap::new(),
             bad: BTreeMap::new(),
+            positions: Positions::default(),
         }
     }
 
@@ -173,6 +187,15 @@ impl Tasks {
     /// The shard of a task.
     pub fn shard(&self, task: TaskId) -> &Shard {
         &self.shards[task.shard as usize]
+    }
+
+    /// Where a task stands in the nominal order of the job, in batches of so many records: after all epochs
+    /// before its own, and in its epoch where it would be leased if nothing ever went wrong. All shards are known.
+    pub fn position(&mut self, task: TaskId, batch: u64) -> Position {
+        assert!(self.indexed, "a task's position is known when all shards are");
+        let (order, shards) = (self.order, &self.shards);
+        let first = self.positions.first(task, shards, batch, |task| order.key(task));
+        Position { first, total: self.positions.per_epoch() * u64::from(self.epochs) }
     }
 
     /// Whether all shards are known.
@@ -419,21 +442,14 @@ impl Tasks {
             return;
         }
         if task.epoch == self.epoch && !self.interrupted.contains(&task) {
-            self.todo.insert((self.key(task), task.shard));
+            self.todo.insert((self.order.key(task), task.shard));
         } else {
             self.replay(task);
         }
     }
 
     fn replay(&mut self, task: TaskId) {
-        self.again.add(task, Rank::Replayed(task.epoch, self.key(task)));
-    }
-
-    fn key(&self, task: TaskId) -> u64 {
-        match self.order {
-            Order::Files => u64::from(task.shard),
-            Order::Shuffled(seed) => mix2(seed, task.as_u64()),
-        }
+        self.again.add(task, Rank::Replayed(task.epoch, self.order.key(task)));
     }
 
     /// The next epoch begins when nothing of this one waits any more, so that no worker idles.

@@ -1,7 +1,7 @@
 //! What a server must know of a job: the shape of its model and how it is trained. Nothing else.
 
 use elasticdl_spec::placement::partition_of_tensor;
-use elasticdl_spec::{ModelShape, OptimizerSpec, PartitionId, Plan};
+use elasticdl_spec::{ModelShape, OptimizerSpec, PartitionId, Plan, TableSpec, TablesSpec};
 
 /// The part of a [`Plan`] that partitions are built from.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,6 +16,8 @@ pub struct Model {
     pub seed: u64,
     /// How many partitions the job has.
     pub partitions: u32,
+    /// For each table, what the job says of it.
+    tables: Vec<TableSpec>,
     /// For each partition, which tensors of the shape are its own.
     tensors: Vec<Vec<usize>>,
 }
@@ -29,7 +31,14 @@ impl Model {
         for (i, tensor) in shape.tensors.iter().enumerate() {
             tensors[partition_of_tensor(&tensor.name, partitions).0 as usize].push(i);
         }
-        Model { job: job.into(), shape, optimizer, seed, partitions, tensors }
+        let tables = vec![TableSpec::default(); shape.tables.len()];
+        Model { job: job.into(), shape, optimizer, seed, partitions, tables, tensors }
+    }
+
+    /// The same with what a job says of single tables.
+    pub fn with_tables(mut self, said: &TablesSpec) -> Self {
+        self.tables = self.shape.tables.iter().map(|table| said.of(&table.name)).collect();
+        self
     }
 
     /// The model of a plan.
@@ -37,6 +46,12 @@ impl Model {
         let job = &plan.job;
         let partitions = job.servers.partitions;
         Model::new(&job.name, plan.shape.clone(), job.train.optimizer, job.train.seed, partitions)
+            .with_tables(&job.tables)
+    }
+
+    /// What the job says of each table of the shape.
+    pub fn tables(&self) -> &[TableSpec] {
+        &self.tables
     }
 
     /// Indices in the shape of the tensors that live in `partition`, in the order of the shape.

@@ -1,17 +1,32 @@
 //! Optimizers: how a gradient changes weights and their slots.
 //!
 //! One file per formula. A rule knows nothing of rows, tensors or steps of the job: it sees the weights
-//! of one row (or of one whole tensor), its slots, and the gradient. What it must remember, a step count
-//! for instance, is in the slots, so that a checkpoint holds it without knowing of it.
+//! of one row (or of one whole tensor), its slots, the gradient, and what the learning rate is multiplied by
+//! for this batch. What it must remember, a step count for instance, is in the slots, so that a checkpoint
+//! holds it without knowing of it. Rows are moved when a gradient comes for them, and only then: they count
+//! their own steps.
 
 mod adagrad;
+mod adagrad_row;
 mod adam;
+mod adamw;
+mod amsgrad;
+mod corrections;
+mod ftrl;
+mod momentum;
+mod rmsprop;
 mod sgd;
 
 use elasticdl_spec::OptimizerSpec;
 
 pub use adagrad::Adagrad;
+pub use adagrad_row::AdagradRow;
 pub use adam::Adam;
+pub use adamw::Adamw;
+pub use amsgrad::Amsgrad;
+pub use ftrl::Ftrl;
+pub use momentum::{Momentum, Nesterov};
+pub use rmsprop::Rmsprop;
 pub use sgd::Sgd;
 
 /// What an optimizer does to one row or one tensor.
@@ -22,8 +37,8 @@ pub trait Rule {
     /// Writes what slots start with. Never drawn from an initializer: a negative second moment has no root.
     fn begin(&self, slots: &mut [f32]);
 
-    /// Moves the weights by a gradient of the same length.
-    fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32]);
+    /// Moves the weights by a gradient of the same length, with `factor` times the learning rate.
+    fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32], factor: f32);
 }
 
 /// The optimizer of a job.
@@ -31,59 +46,105 @@ pub trait Rule {
 pub enum Optimizer {
     /// Plain gradient descent.
     Sgd(Sgd),
+    /// Gradient descent with momentum.
+    Momentum(Momentum),
+    /// Gradient descent with Nesterov's momentum.
+    Nesterov(Nesterov),
     /// Adagrad per element.
     Adagrad(Adagrad),
+    /// Adagrad per row.
+    AdagradRow(AdagradRow),
     /// Adam with bias correction.
     Adam(Adam),
+    /// AMSGrad.
+    Amsgrad(Amsgrad),
+    /// Adam with decoupled decay.
+    Adamw(Adamw),
+    /// RMSprop.
+    Rmsprop(Rmsprop),
+    /// FTRL-Proximal.
+    Ftrl(Ftrl),
 }
+
+/// Does something with the rule inside of an [`Optimizer`]; compiled for each rule by itself, so that loops over
+/// rows ask once which it is.
+macro_rules! with_rule {
+    ($optimizer:expr, $rule:ident => $body:expr) => {
+        match $optimizer {
+            $crate::optimizer::Optimizer::Sgd($rule) => $body,
+            $crate::optimizer::Optimizer::Momentum($rule) => $body,
+            $crate::optimizer::Optimizer::Nesterov($rule) => $body,
+            $crate::optimizer::Optimizer::Adagrad($rule) => $body,
+            $crate::optimizer::Optimizer::AdagradRow($rule) => $body,
+            $crate::optimizer::Optimizer::Adam($rule) => $body,
+            $crate::optimizer::Optimizer::Amsgrad($rule) => $body,
+            $crate::optimizer::Optimizer::Adamw($rule) => $body,
+            $crate::optimizer::Optimizer::Rmsprop($rule) => $body,
+            $crate::optimizer::Optimizer::Ftrl($rule) => $body,
+        }
+    };
+}
+pub(crate) use with_rule;
 
 impl Optimizer {
     /// The optimizer that a job asks for.
     pub fn new(spec: OptimizerSpec) -> Self {
         match spec {
             OptimizerSpec::Sgd { learning_rate } => Optimizer::Sgd(Sgd { learning_rate }),
+            OptimizerSpec::Momentum { learning_rate, momentum } => {
+                Optimizer::Momentum(Momentum { learning_rate, momentum })
+            }
+            OptimizerSpec::Nesterov { learning_rate, momentum } => {
+                Optimizer::Nesterov(Nesterov { learning_rate, momentum })
+            }
             OptimizerSpec::Adagrad { learning_rate, initial_accumulator, epsilon } => {
                 Optimizer::Adagrad(Adagrad { learning_rate, initial_accumulator, epsilon })
+            }
+            OptimizerSpec::AdagradRow { learning_rate, initial_accumulator, epsilon } => {
+                Optimizer::AdagradRow(AdagradRow { learning_rate, initial_accumulator, epsilon })
             }
             OptimizerSpec::Adam { learning_rate, beta1, beta2, epsilon } => {
                 Optimizer::Adam(Adam::new(learning_rate, beta1, beta2, epsilon))
             }
+            OptimizerSpec::Amsgrad { learning_rate, beta1, beta2, epsilon } => {
+                Optimizer::Amsgrad(Amsgrad::new(learning_rate, beta1, beta2, epsilon))
+            }
+            OptimizerSpec::Adamw { learning_rate, beta1, beta2, epsilon, weight_decay } => {
+                Optimizer::Adamw(Adamw::new(learning_rate, beta1, beta2, epsilon, weight_decay))
+            }
+            OptimizerSpec::Rmsprop { learning_rate, rho, epsilon } => {
+                Optimizer::Rmsprop(Rmsprop::new(learning_rate, rho, epsilon))
+            }
+            OptimizerSpec::Ftrl { learning_rate, initial_accumulator, l1, l2, beta } => {
+                Optimizer::Ftrl(Ftrl { learning_rate, initial_accumulator, l1, l2, beta })
+            }
+        }
+    }
+
+    /// The optimizer of the dense tensors beside rows with this one: the same, but for Adagrad per row, which
+    /// would take a whole tensor for one row.
+    pub fn of_tensors(&self) -> Self {
+        match self {
+            Optimizer::AdagradRow(rule) => {
+                let AdagradRow { learning_rate, initial_accumulator, epsilon } = *rule;
+                Optimizer::Adagrad(Adagrad { learning_rate, initial_accumulator, epsilon })
+            }
+            other => other.clone(),
         }
     }
 }
 
 impl Rule for Optimizer {
     fn slots(&self, weights: usize) -> usize {
-        match self {
-            Optimizer::Sgd(rule) => rule.slots(weights),
-            Optimizer::Adagrad(rule) => rule.slots(weights),
-            Optimizer::Adam(rule) => rule.slots(weights),
-        }
+        with_rule!(self, rule => rule.slots(weights))
     }
 
     fn begin(&self, slots: &mut [f32]) {
-        match self {
-            Optimizer::Sgd(rule) => rule.begin(slots),
-            Optimizer::Adagrad(rule) => rule.begin(slots),
-            Optimizer::Adam(rule) => rule.begin(slots),
-        }
+        with_rule!(self, rule => rule.begin(slots))
     }
 
-    fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32]) {
-        match self {
-            Optimizer::Sgd(rule) => rule.apply(weights, slots, gradient),
-            Optimizer::Adagrad(rule) => rule.apply(weights, slots, gradient),
-            Optimizer::Adam(rule) => rule.apply(weights, slots, gradient),
-        }
-    }
-}
-
-/// The name of an optimizer's kind, as job files spell it.
-pub(crate) fn name(spec: OptimizerSpec) -> &'static str {
-    match spec {
-        OptimizerSpec::Sgd { .. } => "sgd",
-        OptimizerSpec::Adagrad { .. } => "adagrad",
-        OptimizerSpec::Adam { .. } => "adam",
+    fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32], factor: f32) {
+        with_rule!(self, rule => rule.apply(weights, slots, gradient, factor))
     }
 }
 
@@ -96,47 +157,4 @@ fn decimal(value: f32) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Applies the gradients in turn and compares weights and slots with `expected` after each.
-    pub(super) fn check(rule: &impl Rule, weights: &[f32], steps: &[&[f32]], expected: &[(&[f32], &[f32])]) {
-        let mut weights = weights.to_vec();
-        let mut slots = vec![f32::NAN; rule.slots(weights.len())];
-        rule.begin(&mut slots);
-        for (step, (gradient, (w, s))) in steps.iter().zip(expected).enumerate() {
-            rule.apply(&mut weights, &mut slots, gradient);
-            for (got, want) in weights.iter().zip(*w).chain(slots.iter().zip(*s)) {
-                let error = (got - want).abs();
-                assert!(error <= 1e-6 * want.abs().max(1.0), "step {step}: {weights:?} {slots:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn decimals_come_back_as_written() {
-        assert_eq!(decimal(0.999), 0.999);
-        assert_eq!(decimal(0.9), 0.9);
-        assert_eq!(decimal(1e-8), 1e-8);
-    }
-
-    /// Defect 4 of the original: slots drawn from the embedding initializer gave NaN.
-    #[test]
-    fn slots_start_where_the_optimizer_says_and_never_below_zero() {
-        let specs = [
-            OptimizerSpec::Sgd { learning_rate: 0.1 },
-            OptimizerSpec::Adagrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-10 },
-            OptimizerSpec::Adam { learning_rate: 0.1, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 },
-        ];
-        for spec in specs {
-            let optimizer = Optimizer::new(spec);
-            let mut slots = vec![-1.0; optimizer.slots(4)];
-            optimizer.begin(&mut slots);
-            let start = if matches!(spec, OptimizerSpec::Adagrad { .. }) { 0.1 } else { 0.0 };
-            assert!(slots.iter().all(|s| *s == start), "{spec:?} {slots:?}");
-            let mut weights = [0.5; 4];
-            optimizer.apply(&mut weights, &mut slots, &[0.0, 1.0, -1.0, 1e-20]);
-            assert!(weights.iter().chain(&slots).all(|x| x.is_finite()), "{spec:?} {weights:?}");
-        }
-    }
-}
+pub(crate) mod tests;

@@ -9,7 +9,7 @@ mod stage;
 use std::sync::Arc;
 
 use elasticdl_spec::placement::partition_of_row;
-use elasticdl_spec::{LeaseId, PartitionId, Purpose, TaskId};
+use elasticdl_spec::{LeaseId, PartitionId, Purpose, TableShape, TableSpec, TaskId};
 use elasticdl_wire::ps::{Answer, PushHeader, Status};
 
 use self::stage::Stage;
@@ -28,7 +28,9 @@ pub struct Partition {
     id: PartitionId,
     incarnation: u64,
     model: Arc<Model>,
+    /// The optimizer of rows, and that of tensors.
     optimizer: Optimizer,
+    optimizer_of_tensors: Optimizer,
     /// All tables of the model, in its order; each holds the rows that live here.
     tables: Vec<Table>,
     /// The tensors that live here, in the order of the model.
@@ -76,18 +78,23 @@ impl Partition {
     pub fn new(model: Arc<Model>, id: PartitionId, incarnation: u64) -> Self {
         let tensors = model.tensors_of(id).expect("a partition's number is below their count");
         let optimizer = Optimizer::new(model.optimizer);
+        let optimizer_of_tensors = optimizer.of_tensors();
+        let table = |(shape, spec): (&TableShape, &TableSpec)| {
+            Table::new(shape.clone(), model.seed, &optimizer).with(*spec)
+        };
         let (shape, seed) = (&model.shape, model.seed);
         Partition {
             id,
             incarnation,
-            tables: shape.tables.iter().map(|t| Table::new(t.clone(), seed, &optimizer)).collect(),
+            tables: shape.tables.iter().zip(model.tables()).map(table).collect(),
             tensors: tensors
                 .iter()
-                .map(|i| Tensor::new(shape.tensors[*i].clone(), seed, &optimizer))
+                .map(|i| Tensor::new(shape.tensors[*i].clone(), seed, &optimizer_of_tensors))
                 .collect(),
             memory: Memory::default(),
             stage: Stage::default(),
             optimizer,
+            optimizer_of_tensors,
             model,
         }
     }
@@ -213,14 +220,14 @@ impl Partition {
 
     /// The only place where rows, tensors, mark, version and audit change.
     fn apply(&mut self, push: &Push<'_>) -> u64 {
-        let PushHeader { task, batch, lease, records } = push.header;
+        let PushHeader { task, batch, lease, records, factor } = push.header;
         // A batch of which every record was set aside teaches nothing, and moves the mark all the same.
         if records > 0 {
             for (table, rows) in self.tables.iter_mut().zip(push.tables) {
-                table.push(rows.ids, rows.gradients, &self.optimizer);
+                table.push(rows.ids, rows.gradients, &self.optimizer, factor);
             }
             for (tensor, gradient) in self.tensors.iter_mut().zip(push.tensors) {
-                tensor.push(gradient, &self.optimizer);
+                tensor.push(gradient, &self.optimizer_of_tensors, factor);
             }
         }
         self.memory.audit.count(task, batch, records);

@@ -278,7 +278,7 @@ mod tests {
         ps::begin_stage(
             frame,
             7,
-            ps::PushHeader { task: TaskId::train(0, 0), batch: 0, lease, records: 0 },
+            ps::PushHeader { task: TaskId::train(0, 0), batch: 0, lease, records: 0, factor: 1.0 },
             parts.len(),
         );
         for part in parts {

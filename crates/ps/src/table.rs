@@ -12,9 +12,9 @@ mod slabs;
 
 use std::ops::Range;
 
-use elasticdl_spec::TableShape;
+use elasticdl_spec::{TableShape, TableSpec};
 
-use crate::optimizer::{Optimizer, Rule};
+use crate::optimizer::{Optimizer, Rule, with_rule};
 use index::Index;
 pub use pages::Pages;
 use slabs::Slabs;
@@ -31,6 +31,8 @@ pub struct Table {
     /// The table's part of the job's seed.
     row_seed: u64,
     width: usize,
+    /// So much of a weight is added to its gradient.
+    l2: f32,
     /// What the slots of a new row hold.
     slots_born: Box<[f32]>,
     index: Index,
@@ -46,11 +48,18 @@ impl Table {
         Table {
             row_seed: shape.row_seed(seed),
             width,
+            l2: 0.0,
             index: Index::new(),
             rows: Slabs::new(width + slots_born.len()),
             slots_born,
             shape,
         }
+    }
+
+    /// The same with what a job says of this table.
+    pub fn with(mut self, spec: TableSpec) -> Self {
+        self.l2 = spec.l2;
+        self
     }
 
     /// Its shape.
@@ -111,26 +120,41 @@ impl Table {
         }
     }
 
-    /// Applies a gradient to the row of each id, in order; unknown rows are born first.
+    /// Applies a gradient to the row of each id, in order, with `factor` times the learning rate; unknown rows
+    /// are born first.
     ///
     /// An id that comes twice gets both its gradients, one after the other.
-    pub fn push(&mut self, ids: &[u64], gradients: &[f32], optimizer: &Optimizer) {
+    pub fn push(&mut self, ids: &[u64], gradients: &[f32], optimizer: &Optimizer, factor: f32) {
         assert_eq!(gradients.len(), ids.len() * self.width, "there is a gradient for every row");
-        match optimizer {
-            Optimizer::Sgd(rule) => self.push_by(rule, ids, gradients),
-            Optimizer::Adagrad(rule) => self.push_by(rule, ids, gradients),
-            Optimizer::Adam(rule) => self.push_by(rule, ids, gradients),
+        if self.l2 == 0.0 {
+            return with_rule!(optimizer, rule => self.push_by(ids, gradients, |weights, slots, gradient| {
+                rule.apply(weights, slots, gradient, factor);
+            }));
         }
+        let (l2, mut sum) = (self.l2, vec![0.0; self.width]);
+        with_rule!(optimizer, rule => self.push_by(ids, gradients, |weights, slots, gradient| {
+            for ((sum, w), g) in sum.iter_mut().zip(&*weights).zip(gradient) {
+                *sum = g + l2 * w;
+            }
+            rule.apply(weights, slots, &sum, factor);
+        }))
     }
 
-    fn push_by(&mut self, rule: &impl Rule, ids: &[u64], gradients: &[f32]) {
+    /// Finds the row of each id and has it moved: weights, slots, gradient.
+    #[inline(always)]
+    fn push_by(
+        &mut self,
+        ids: &[u64],
+        gradients: &[f32],
+        mut apply: impl FnMut(&mut [f32], &mut [f32], &[f32]),
+    ) {
         let mut numbers = [0; BLOCK];
         let stride = self.width + self.slots_born.len();
         for (ids, gradients) in ids.chunks(BLOCK).zip(gradients.chunks(BLOCK * self.width)) {
             self.locate(ids, &mut numbers, 0..stride);
             for (number, gradient) in numbers.iter().zip(gradients.chunks_exact(self.width)) {
                 let (weights, slots) = self.rows.row_mut(*number).split_at_mut(self.width);
-                rule.apply(weights, slots, gradient);
+                apply(weights, slots, gradient);
             }
         }
     }

@@ -36,9 +36,9 @@ impl Tensor {
         &self.slots
     }
 
-    /// Applies a gradient of the same length.
-    pub fn push(&mut self, gradient: &[f32], optimizer: &Optimizer) {
-        optimizer.apply(&mut self.values, &mut self.slots, gradient);
+    /// Applies a gradient of the same length, with `factor` times the learning rate.
+    pub fn push(&mut self, gradient: &[f32], optimizer: &Optimizer, factor: f32) {
+        optimizer.apply(&mut self.values, &mut self.slots, gradient, factor);
     }
 
     /// Sets values and slots as a checkpoint holds them. `false`: the lengths do not fit; nothing changed.

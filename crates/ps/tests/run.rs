@@ -249,7 +249,7 @@ fn some_id() -> u64 {
 /// Pushes one batch to partition 0.
 async fn push_one(address: &str, incarnation: u64) -> ps::Answer {
     let lease = LeaseId { term: 1, n: 1 };
-    let header = PushHeader { task: TaskId::train(0, 0), batch: 0, lease, records: 4 };
+    let header = PushHeader { task: TaskId::train(0, 0), batch: 0, lease, records: 4, factor: 1.0 };
     let frame = exchange(address, move |frame| {
         ps::begin_push(frame, 1, header, 1);
         ps::put_part(frame, PartitionId(0), incarnation);

@@ -148,7 +148,13 @@ impl Worker {
 }
 
 fn header(shard: u32, batch: u64) -> PushHeader {
-    PushHeader { task: TaskId::train(0, shard), batch, lease: LeaseId { term: 1, n: 1 }, records: 8 }
+    PushHeader {
+        task: TaskId::train(0, shard),
+        batch,
+        lease: LeaseId { term: 1, n: 1 },
+        records: 8,
+        factor: 1.0,
+    }
 }
 
 #[test]

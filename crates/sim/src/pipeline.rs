@@ -355,7 +355,7 @@ fn requests_of(
     let Claim { task, lease } = active.leased.claim;
     let (shard, batch) = (&active.leased.shard, active.batch);
     let records = if active.is_quarantined() { 0..0 } else { world.scenario.records(shard, batch) };
-    let header = PushHeader { task, batch, lease, records: records.end - records.start };
+    let header = PushHeader { task, batch, lease, records: records.end - records.start, factor: 1.0 };
     let what = match active.step {
         Step::Fence => Asked::Fence(task, lease),
         Step::Pull | Step::Compute => Asked::Pull,

@@ -325,7 +325,12 @@ impl World {
                     self.branches.count(Branch::StepCommitted);
                 }
                 let Commit { task, batch, lease } = *commit;
-                self.note_push("commit", pid, &PushHeader { task, batch, lease, records: 0 }, &answer)
+                self.note_push(
+                    "commit",
+                    pid,
+                    &PushHeader { task, batch, lease, records: 0, factor: 1.0 },
+                    &answer,
+                )
             }
         }
     }

@@ -8,7 +8,10 @@ use serde::{Deserialize, Serialize};
 use crate::command::CommandSpec;
 use crate::kubernetes::KubernetesSpec;
 use crate::layout::Layout;
+use crate::optimizer::OptimizerSpec;
+use crate::schedule::Schedule;
 use crate::shape::ModelShape;
+use crate::tables::TablesSpec;
 
 /// Everything a person said about a job, complete and valid.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -25,6 +28,9 @@ pub struct JobSpec {
     pub data: DataSpec,
     /// `train`
     pub train: TrainSpec,
+    /// `tables`
+    #[serde(default)]
+    pub tables: TablesSpec,
     /// `evaluate`
     pub evaluate: EvaluateSpec,
     /// `workers`
@@ -159,6 +165,12 @@ pub struct TrainSpec {
     pub batch: usize,
     /// Optimizer of rows and tensors.
     pub optimizer: OptimizerSpec,
+    /// How the learning rate goes; jobs of before say nothing of it.
+    #[serde(default)]
+    pub schedule: Schedule,
+    /// How large gradients may be.
+    #[serde(default)]
+    pub clip: ClipSpec,
     /// `train.seed`
     pub seed: u64,
     /// `train.staleness`: how many batches the weights that a batch is computed from may lack; `None`: as
@@ -166,35 +178,13 @@ pub struct TrainSpec {
     pub staleness: Option<u32>,
 }
 
-/// An optimizer with its settings. The formulas are in `ps/src/optimizer/`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "kind")]
-pub enum OptimizerSpec {
-    /// Plain gradient descent.
-    Sgd {
-        /// Step size.
-        learning_rate: f32,
-    },
-    /// Adagrad per element.
-    Adagrad {
-        /// Step size.
-        learning_rate: f32,
-        /// What the accumulator starts with.
-        initial_accumulator: f32,
-        /// Added to the root.
-        epsilon: f32,
-    },
-    /// Adam with bias correction; steps are counted per row (per tensor for dense ones).
-    Adam {
-        /// Step size.
-        learning_rate: f32,
-        /// Decay of the first moment.
-        beta1: f32,
-        /// Decay of the second moment.
-        beta2: f32,
-        /// Added to the root.
-        epsilon: f32,
-    },
+/// How large a batch's gradient may be when it leaves a worker.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClipSpec {
+    /// `train.clip_value`: each number of it at most this far from 0.
+    pub value: Option<f32>,
+    /// `train.clip_norm`: all of it, of rows and of tensors, at most this long; after `value`.
+    pub norm: Option<f32>,
 }
 
 /// When the model is judged on the validation data.

@@ -13,6 +13,8 @@ use crate::settings::{Fallback, Rule, SETTINGS, Setting, find};
 
 mod build;
 mod command;
+mod tables;
+mod train;
 mod value;
 
 /// The version of the job file.

@@ -1,6 +1,8 @@
 //! Every setting of a job file, once. The file's decoder, `--set`, the environment, `config show`, the
 //! nearest-key hints and the reference page all come from this table.
 
+use crate::optimizer;
+
 /// One setting.
 #[derive(Debug, Clone, Copy)]
 pub struct Setting {
@@ -228,26 +230,105 @@ pub const SETTINGS: &[Setting] = &[
     setting("train.batch", Rule::Count { min: 1, max: 1 << 20 }, Value("4096"), "Records in a batch."),
     setting(
         "train.optimizer",
-        Rule::OneOf(&["sgd", "adagrad", "adam"]),
+        Rule::OneOf(&optimizer::NAMES),
         Value("adagrad"),
         "How gradients change weights.",
     ),
     setting("train.learning_rate", Rule::Positive, Value("0.01"), "Step size."),
     setting(
+        "train.momentum",
+        Rule::Fraction,
+        Value("0.9"),
+        "momentum, nesterov: what is kept of the velocity.",
+    ),
+    setting(
         "train.initial_accumulator",
         Rule::NotNegative,
         Value("0.1"),
-        "adagrad: what the sum of squares starts with.",
+        "adagrad, adagrad-row, ftrl: what the sum of squares starts with.",
     ),
-    setting("train.beta1", Rule::Fraction, Value("0.9"), "adam: decay of the first moment."),
-    setting("train.beta2", Rule::Fraction, Value("0.999"), "adam: decay of the second moment."),
-    setting("train.epsilon", Rule::Positive, Value("1e-8"), "adagrad, adam: added to the root."),
+    setting("train.beta1", Rule::Fraction, Value("0.9"), "adam, amsgrad, adamw: decay of the first moment."),
+    setting(
+        "train.beta2",
+        Rule::Fraction,
+        Value("0.999"),
+        "adam, amsgrad, adamw: decay of the second moment.",
+    ),
+    setting(
+        "train.epsilon",
+        Rule::Positive,
+        Value("1e-8"),
+        "adagrad, adagrad-row, adam, amsgrad, adamw, rmsprop: added to the root.",
+    ),
+    setting(
+        "train.weight_decay",
+        Rule::NotNegative,
+        Value("0.01"),
+        "adamw: with each step a weight loses this part of itself, times the learning rate.",
+    ),
+    setting("train.rho", Rule::Fraction, Value("0.99"), "rmsprop: decay of the mean of squares."),
+    setting(
+        "train.l1",
+        Rule::NotNegative,
+        Value("0"),
+        "ftrl: weights stay zero until their gradients sum up to more than this.",
+    ),
+    setting("train.l2", Rule::NotNegative, Value("0"), "ftrl: pull of the weights towards zero."),
+    setting("train.beta", Rule::NotNegative, Value("0"), "ftrl: added to the root."),
+    setting(
+        "train.schedule",
+        Rule::OneOf(&["constant", "step", "cosine"]),
+        Value("constant"),
+        "How the learning rate goes, by a batch's place in the job: constant; step: times train.decay_factor after each train.decay_steps; cosine: down to train.learning_rate_end at the last batch.",
+    ),
+    setting(
+        "train.warmup_steps",
+        count(0),
+        Value("0"),
+        "Over so many batches of the job, of all workers together, the learning rate grows linearly to its full size.",
+    ),
+    setting(
+        "train.decay_steps",
+        count(1),
+        Unset,
+        "step: the learning rate falls after each so many batches of the job, of all workers together.",
+    ),
+    setting(
+        "train.decay_factor",
+        Rule::Fraction,
+        Value("0.1"),
+        "step: what the learning rate is multiplied by each time.",
+    ),
+    setting(
+        "train.learning_rate_end",
+        Rule::NotNegative,
+        Value("0"),
+        "cosine: the learning rate of the last batch of the job.",
+    ),
+    setting(
+        "train.clip_value",
+        Rule::Positive,
+        Unset,
+        "Each number of a batch's gradient is kept from minus this to this; unset: they are as they are.",
+    ),
+    setting(
+        "train.clip_norm",
+        Rule::Positive,
+        Unset,
+        "A batch's gradient, of rows and tensors together, is shortened to this norm where it is longer; after train.clip_value; unset: it is as it is.",
+    ),
     setting("train.seed", count(0), Value("7"), "Of everything that is drawn: initial weights, shuffles."),
     setting(
         "train.staleness",
         count(0),
         Unset,
         "0: one batch after the other, and an outcome that is the same to the bit whatever dies on the way (one worker); unset: as fast as it goes.",
+    ),
+    setting(
+        "tables",
+        Rule::Mapping,
+        Value("{}"),
+        "Settings of single tables by name, and of all by \"*\", as in { \"*\": { l2: 1e-6 } }; what is said of one counts before what is said of all. l2: so much of each weight of a row is added to its gradient whenever the row is trained.",
     ),
     setting(
         "evaluate.every",

@@ -11,7 +11,7 @@
 //! | REFUSED | reason bytes; the server closes after it |
 //! | PULL | mode, n, [partition, incarnation, [ids: count, ids] per table] × n |
 //! | PULLED | n, [partition, status, version, rows per table, tensors if the mode asks for them] × n; rows and tensors only where status is Ok |
-//! | PUSH | task, batch, lease term, lease n, records, n, [partition, incarnation, version pulled, [count, ids, gradients] per table, tensors' gradients] × n |
+//! | PUSH | task, batch, lease term, lease n, records, factor (the bits of an f32), n, [partition, incarnation, version pulled, [count, ids, gradients] per table, tensors' gradients] × n |
 //! | PUSHED | n, [partition, status, mark, version] × n |
 //! | STAGE | like PUSH; answered by PUSHED |
 //! | COMMIT | task, batch, lease term, lease n, n, [partition, incarnation] × n; answered by PUSHED |
@@ -156,7 +156,7 @@ pub fn take_ids<'a>(payload: &mut Payload<'a>) -> Result<&'a [u64]> {
 }
 
 /// Which batch of which task a push belongs to, and by what right.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PushHeader {
     /// The task.
     pub task: TaskId,
@@ -166,6 +166,9 @@ pub struct PushHeader {
     pub lease: LeaseId,
     /// Records in the batch.
     pub records: u64,
+    /// What the learning rate is multiplied by for this batch: finite and not negative. It comes from the
+    /// batch's place in the job, so that whoever sends the batch again sends the same.
+    pub factor: f32,
 }
 
 /// Begins a PUSH; `parts` partitions follow.
@@ -180,20 +183,28 @@ pub fn begin_stage(frame: &mut Frame, request: u64, header: PushHeader, parts: u
 
 fn begin_gradients(frame: &mut Frame, kind: u32, request: u64, header: PushHeader, parts: usize) {
     frame.begin(kind, request);
-    let PushHeader { task, batch, lease, records } = header;
-    frame.put_all(&[task.as_u64(), batch, lease.term, lease.n, records, parts as u64]);
+    let PushHeader { task, batch, lease, records, factor } = header;
+    let factor = u64::from(factor.to_bits());
+    frame.put_all(&[task.as_u64(), batch, lease.term, lease.n, records, factor, parts as u64]);
 }
 
 /// Reads the beginning of a PUSH or STAGE: its header and how many partitions follow.
 pub fn take_push(payload: &mut Payload<'_>) -> Result<(PushHeader, usize)> {
-    let words = payload.take_all(5)?;
+    let words = payload.take_all(6)?;
     let header = PushHeader {
         task: TaskId::from_u64(words[0]),
         batch: words[1],
         lease: LeaseId { term: words[2], n: words[3] },
         records: words[4],
+        factor: factor_of(words[5])?,
     };
     Ok((header, payload.take_count(3)?))
+}
+
+fn factor_of(word: u64) -> Result<f32> {
+    let factor = u32::try_from(word).ok().map(f32::from_bits);
+    let sound = factor.filter(|factor| factor.is_finite() && *factor >= 0.0);
+    sound.ok_or_else(|| Error::Malformed(format!("a factor of the learning rate whose word is {word:#x}")))
 }
 
 /// Which staged batch is to be applied, and by what right.
@@ -315,6 +326,7 @@ mod tests {
             batch: 4,
             lease: LeaseId { term: 1, n: 77 },
             records: 512,
+            factor: 0.375,
         };
         let mut frame = Frame::default();
         begin_push(&mut frame, 5, header, 1);
@@ -326,6 +338,24 @@ mod tests {
         begin_stage(&mut frame, 5, header, 1);
         frame.put_all(&[0, 0, 0]);
         assert_eq!((frame.kind(), take_push(&mut frame.payload()).unwrap()), (kind::STAGE, (header, 1)));
+    }
+
+    #[test]
+    fn a_factor_that_is_no_factor_is_refused() {
+        let lease = LeaseId { term: 1, n: 1 };
+        for (factor, sound) in
+            [(0.0, true), (1.0, true), (-0.5, false), (f32::NAN, false), (f32::INFINITY, false)]
+        {
+            let mut frame = Frame::default();
+            begin_push(
+                &mut frame,
+                5,
+                PushHeader { task: TaskId::train(0, 0), batch: 0, lease, records: 1, factor },
+                0,
+            );
+            assert_eq!(take_push(&mut frame.payload()).is_ok(), sound, "{factor}");
+        }
+        assert!(factor_of(1 << 32).is_err(), "more bits than a float has");
     }
 
     #[test]

@@ -112,6 +112,8 @@ fn pipeline(name: &str, hidden: &[usize], threads: usize) {
         depth: 4,
         read_ahead: 8,
         bad_records_max: 0,
+        schedule: elasticdl_spec::Schedule::default(),
+        clip: elasticdl_spec::job::ClipSpec::default(),
         models: (0..threads).map(|_| model()).collect(),
         source: Box::new(Memory { batches: Arc::new(batches) }),
         pulls: Box::new(PsClient::new(client.clone())),

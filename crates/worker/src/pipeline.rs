@@ -6,6 +6,7 @@
 //! all goes strictly one after the other. Reading runs ahead of that, across the border to the next task:
 //! it sees no weights. Nothing here talks to the master: what happens goes out as [`Event`]s.
 
+mod clip;
 mod compute;
 mod finite;
 mod flight;
@@ -19,7 +20,8 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Sender, bounded, unbounded};
 use elasticdl_nn::Model;
-use elasticdl_spec::ModelShape;
+use elasticdl_spec::job::ClipSpec;
+use elasticdl_spec::{ModelShape, Schedule};
 use tokio::sync::mpsc::UnboundedSender;
 
 use self::compute::{Compute, Helper};
@@ -46,6 +48,10 @@ pub struct Config {
     pub read_ahead: usize,
     /// Malformed records of one task that may be set aside.
     pub bad_records_max: u64,
+    /// How the learning rate goes.
+    pub schedule: Schedule,
+    /// How large a batch's gradient may be.
+    pub clip: ClipSpec,
     /// One model per compute thread; a batch is cut into as many parts.
     pub models: Vec<Box<dyn Model>>,
     /// Where records come from.
@@ -139,6 +145,7 @@ impl Pipeline {
     pub fn start(config: Config) -> Result<Self> {
         let Config { shape, partitions, depth, read_ahead, bad_records_max, source, pulls, pushes, .. } =
             config;
+        let (schedule, clip) = (config.schedule, config.clip);
         assert!(depth > 0 && !config.models.is_empty(), "at least one batch in flight and one model");
         let common = Common { stop: config.stop, gauges: config.gauges, events: config.events };
         let mut threads = Threads { running: vec![], common: common.clone() };
@@ -173,9 +180,9 @@ impl Pipeline {
         let helpers = models.map(|model| threads.help(model)).collect::<Result<_>>()?;
         let common_too = common.clone();
         let mut compute =
-            Compute { shape, model, helpers, pulled: pulled_queue, computed, common: common_too };
+            Compute { shape, model, helpers, clip, pulled: pulled_queue, computed, common: common_too };
         threads.start("compute", move || compute.run())?;
-        let mut pusher = Pusher { store: pushes, computed: computed_queue, landed, redo, common };
+        let mut pusher = Pusher { store: pushes, schedule, computed: computed_queue, landed, redo, common };
         threads.start("pusher", move || pusher.run())?;
         Ok(Pipeline { work: Some(work), threads: threads.running })
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use elasticdl_spec::{LeaseId, Plan, WorkerId};
+use elasticdl_spec::{LeaseId, Plan, Position, WorkerId};
 use elasticdl_wire::control::{
     Done, Failed, LeaseReply, Member, ReportRequest, Role, beat_reply, lease_reply,
     report_request::Outcome as Told,
@@ -169,6 +169,8 @@ fn start_stages(
         depth: job.pipeline_depth(),
         read_ahead: (job.data.batches_per_task as usize).clamp(2, READ_AHEAD_MAX),
         bad_records_max: job.data.bad_records_max,
+        schedule: job.train.schedule,
+        clip: job.train.clip,
         models,
         source: Box::new(Files::new(Arc::clone(plan))),
         pulls: Box::new(PsClient::new(client.clone())),
@@ -392,7 +394,8 @@ pub fn understand(reply: LeaseReply) -> Result<(BTreeSet<LeaseId>, Input)> {
             let shard = serde_json::from_str(&leased.shard).map_err(|e| wrong(e.to_string()))?;
             let quarantined = leased.quarantined.into_iter().collect();
             let claim = Claim { task, lease };
-            Input::Leased(Leased { claim, shard, again: leased.again, quarantined })
+            let position = Position { first: leased.first_step, total: leased.steps };
+            Input::Leased(Leased { claim, shard, again: leased.again, quarantined, position })
         }
         Some(lease_reply::What::WaitMs(pause)) => Input::Wait(Duration::from_millis(pause.into())),
         Some(lease_reply::What::Finished(true)) => Input::Finished,

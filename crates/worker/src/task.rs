@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use elasticdl_spec::{LeaseId, Purpose, Shard, TaskId};
+use elasticdl_spec::{LeaseId, Position, Purpose, Shard, TaskId};
 
 /// A task and the lease under which it is worked on: the same task may come back under another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,12 +32,14 @@ pub struct Leased {
     pub again: bool,
     /// Batches that are set aside: they move the marks and teach nothing.
     pub quarantined: BTreeSet<u64>,
+    /// Where it stands in the job; known where the learning rate varies.
+    pub position: Position,
 }
 
 impl Leased {
     /// A task that nobody had before.
     pub fn new(claim: Claim, shard: Shard) -> Self {
-        Leased { claim, shard, again: false, quarantined: BTreeSet::new() }
+        Leased { claim, shard, again: false, quarantined: BTreeSet::new(), position: Position::default() }
     }
 }
 
@@ -51,6 +53,8 @@ pub struct LeasedTask {
     pub claim: Claim,
     /// Its records.
     pub shard: Shard,
+    /// Where it stands in the job.
+    pub position: Position,
     /// Whether it was leased before and its first pull is still to come.
     begins_again: AtomicBool,
     quarantined: BTreeSet<u64>,
@@ -61,10 +65,11 @@ pub struct LeasedTask {
 impl LeasedTask {
     /// A task that was just leased.
     pub fn new(leased: Leased) -> Self {
-        let Leased { claim, shard, again, quarantined } = leased;
+        let Leased { claim, shard, again, quarantined, position } = leased;
         LeasedTask {
             claim,
             shard,
+            position,
             begins_again: AtomicBool::new(again),
             quarantined,
             attempt: AtomicU64::new(0),

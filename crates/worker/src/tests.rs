@@ -5,6 +5,7 @@
 
 mod chaos;
 mod deterministic;
+mod optimizers;
 mod server;
 mod source;
 mod tls;
@@ -16,7 +17,9 @@ use elasticdl_nn::{Gradients, Input, Model};
 use elasticdl_spec::mix::{Rng, mix2};
 use elasticdl_spec::placement::partition_of_tensor;
 use elasticdl_spec::shape::RowPart;
-use elasticdl_spec::{Initializer, LeaseId, ModelShape, PartitionId, Shard, TableShape, TaskId, TensorShape};
+use elasticdl_spec::{
+    Initializer, LeaseId, ModelShape, PartitionId, Position, Shard, TableShape, TaskId, TensorShape,
+};
 use elasticdl_wire::ps::{Answer, PullMode, PushHeader, Status};
 
 use crate::dedup::Keys;
@@ -38,8 +41,14 @@ pub(crate) fn lease(n: u64) -> LeaseId {
 
 /// A leased task without a file.
 pub(crate) fn leased(task: TaskId, n: u64) -> Arc<LeasedTask> {
+    leased_at(task, n, Position::default())
+}
+
+/// A leased task without a file, at its place in the job.
+pub(crate) fn leased_at(task: TaskId, n: u64, position: Position) -> Arc<LeasedTask> {
     let shard = Shard { path: "none".into(), first: 0, records: None, offset: 0, fingerprint: 0 };
-    Arc::new(LeasedTask::new(Leased::new(Claim { task, lease: lease(n) }, shard)))
+    let leased = Leased::new(Claim { task, lease: lease(n) }, shard);
+    Arc::new(LeasedTask::new(Leased { position, ..leased }))
 }
 
 /// One table of width 2, a bias and a weight per number.
@@ -170,7 +179,7 @@ impl World {
         tensors: &[(usize, &[f32])],
     ) -> Answer {
         let partition = &mut self.partitions[at.0 as usize];
-        let PushHeader { task, batch, lease, records } = header;
+        let PushHeader { task, batch, lease, records, .. } = header;
         let answer = |status, mark, version| Answer { partition: at, status, mark, version };
         if partition.incarnation != incarnation {
             return answer(Status::WrongIncarnation, 0, 0);

@@ -149,3 +149,27 @@ fn unknown_jobs_models_and_processes() {
     let worker = world.run(&["worker", "--master", "127.0.0.1:1", "--token-file", "nope", "--id", "0"]);
     insta::assert_snapshot!("token_file_missing", world.neutral(&worker.failed(1)));
 }
+
+#[test]
+fn a_table_that_the_model_does_not_have() {
+    let world = world();
+    let file = world.job("ctr", "tables: { embeding: { l2: 1e-6 } }");
+    let told = refusal(&world, &file, &[]);
+    assert!(told.contains("spec.tables.embeding: the model"), "{told}");
+    assert!(told.contains("hint: did you mean embedding?"), "{told}");
+}
+
+/// Goal: what a schedule needs to know is asked for before anything starts.
+#[test]
+fn a_schedule_over_compressed_text() {
+    let world = world();
+    let file = world.job("ctr", "");
+    fs::rename(world.path("data/train-0.tsv"), world.path("data/plain.tsv")).unwrap();
+    let plain = fs::read(world.path("data/plain.tsv")).unwrap();
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut packed, &plain).unwrap();
+    fs::write(world.path("data/train-0.tsv.gz"), packed.finish().unwrap()).unwrap();
+    let set = ["--set", "data.train=data/train-*.tsv.gz", "--set", "train.warmup_steps=5"];
+    let told = refusal(&world, &file, &set);
+    assert!(told.contains("train-0.tsv.gz is compressed"), "{told}");
+}

@@ -9,6 +9,7 @@ use elasticdl_wire::control::{
 };
 
 mod scale;
+mod schedule;
 
 /// A job in a world where everything asked for happens at once.
 struct World {

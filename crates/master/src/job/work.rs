@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use elasticdl_spec::scores::Scores;
-use elasticdl_spec::{LeaseId, Purpose, TaskId, WorkerId};
+use elasticdl_spec::{LeaseId, Position, Purpose, TaskId, WorkerId};
 use elasticdl_wire::control::{
     Done, Failed, LeaseNumber, LeaseReply, Leased, ReportRequest, Role, lease_reply, report_request,
 };
@@ -96,16 +96,32 @@ impl Job {
         }
         let shard = serde_json::to_string(self.tasks.shard(task)).expect("a shard is JSON");
         let quarantined = self.quarantined.iter().filter(|q| q.task == task).map(|q| q.batch).collect();
-        Some(Leased { task: task.to_string(), term: id.term, lease: id.n, shard, again, quarantined })
+        let position = match self.plan.job.train.schedule.varies() {
+            true => self.tasks.position(task, self.plan.job.train.batch as u64),
+            false => Position::default(),
+        };
+        Some(Leased {
+            task: task.to_string(),
+            term: id.term,
+            lease: id.n,
+            shard,
+            again,
+            quarantined,
+            first_step: position.first,
+            steps: position.total,
+        })
     }
 
-    /// Whether no task may begin now. Where the outcome must not depend on time, tasks begin when all are
-    /// known, so that they come in one order, and a checkpoint is cut while none is under way and none was
+    /// Whether no task may begin now. Where the learning rate goes by the place in the job, or the outcome must
+    /// not depend on time, tasks begin when all are known, so that they come in one order. In the latter case a
+    /// checkpoint is cut while none is under way and none was
     /// left in the middle of a step, so that all partitions are cut at one step.
     fn must_wait(&self, now: Duration) -> bool {
         let writing = self.checkpoints.writing().is_some();
         let due = self.checkpoints.is_due(now) && !self.tasks.next_is_interrupted();
-        self.plan.job.is_deterministic() && (writing || due || !self.tasks.is_indexed())
+        let (deterministic, varies) =
+            (self.plan.job.is_deterministic(), self.plan.job.train.schedule.varies());
+        (deterministic && (writing || due)) || ((deterministic || varies) && !self.tasks.is_indexed())
     }
 
     pub(super) fn report(

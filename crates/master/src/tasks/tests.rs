@@ -61,6 +61,31 @@ fn shuffles_differ_by_epoch_and_seed_and_repeat_by_seed() {
     assert_ne!(shards(&first[..20]), shards(&first[20..]));
 }
 
+/// Goal: positions follow the order of leases, without a gap, whatever the order in which they are asked for.
+#[test]
+fn a_tasks_position_is_where_it_is_leased_when_nothing_goes_wrong() {
+    for order in [Order::Files, Order::Shuffled(5)] {
+        let mut tasks = Tasks::new(3, order);
+        let records = |n: u32| [100, 7, 64, 33, 1][n as usize % 5];
+        for n in 0..9 {
+            tasks.add_shard(Shard { records: Some(records(n)), ..shard(n) });
+        }
+        tasks.all_found();
+        let (mut leased, mut before) = (Vec::new(), 0);
+        for n in 1.. {
+            let Some(task) = lease(&mut tasks, n, 0) else { break };
+            finish(&mut tasks, task, n);
+            assert_eq!(tasks.position(task, 32).first, before, "{task} in {order:?}");
+            leased.push((task, before));
+            before += records(task.shard).div_ceil(32);
+        }
+        assert_eq!((leased.len(), before), (27, 57), "19 batches in 9 shards, thrice");
+        for (task, first) in leased.into_iter().rev() {
+            assert_eq!(tasks.position(task, 32), Position { first, total: 57 });
+        }
+    }
+}
+
 #[test]
 fn first_shards_are_leased_while_the_rest_is_still_being_found() {
     let mut tasks = Tasks::new(2, Order::Files);

@@ -1,4 +1,4 @@
-//! Measures the engine in one process: what `cargo xtask bench ps` runs beside its peers, as one line of JSON.
+//! Measures the engine in one process, beside a gather and a hash map, and tells it as one line of JSON.
 //!
 //! `cargo run --release -p elasticdl-ps --example engine -- memory|large [pairs] [rows]`
 

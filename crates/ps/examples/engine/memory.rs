@@ -38,7 +38,9 @@ pub fn run(pairs: usize, rows: usize) -> Value {
         let pull = rate(count, || ids.iter().for_each(|ids| adagrad.table.pull(ids, &mut floats)));
         let boxed = rate(count, || ids.iter().for_each(|ids| boxed.pull(ids, DIM, &mut floats)));
         let push = |trained: &mut Trained| {
-            rate(count, || ids.iter().for_each(|ids| trained.table.push(ids, &gradients, &trained.optimizer)))
+            rate(count, || {
+                ids.iter().for_each(|ids| trained.table.push(ids, &gradients, &trained.optimizer, 1.0))
+            })
         };
         let (adagrad, adam) = (push(&mut adagrad), push(&mut adam));
         let mut fresh = Trained::new(DIM, ADAGRAD);

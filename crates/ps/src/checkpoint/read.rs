@@ -17,7 +17,6 @@ use crate::checkpoint::{COLUMNS, FORMAT, HEAD_KEY, Head, Sum, path_of};
 use crate::error::{Error, Result};
 use crate::marks::Marks;
 use crate::model::Model;
-use crate::optimizer;
 use crate::partition::Partition;
 
 /// Opens a partition as the checkpoint in `dir` holds it, under a new incarnation.
@@ -293,7 +292,7 @@ fn check_belongs(head: &Head, model: &Model, id: PartitionId, path: &Path) -> Re
     if let Some(difference) = difference(&head.shape, &model.shape) {
         return Err(Error::foreign(path, "model", difference));
     }
-    let (theirs, ours) = (optimizer::name(head.optimizer), optimizer::name(model.optimizer));
+    let (theirs, ours) = (head.optimizer.name(), model.optimizer.name());
     if theirs != ours {
         return Err(Error::foreign(path, "optimizer", format!("{theirs} in the file, {ours} in this job")));
     }

@@ -33,6 +33,7 @@ fn train(partition: &mut Partition, shard: u32, batches: u64, rows: usize) {
             batch,
             lease: LeaseId { term: 2, n: u64::from(shard) },
             records: 64,
+            factor: 1.0,
         };
         let tables =
             [RowGradients { ids: &ids, gradients: &users }, RowGradients { ids: &ids, gradients: &items }];
@@ -69,7 +70,7 @@ fn trained(optimizer: OptimizerSpec) -> Partition {
 /// Defect 3 of the original: no slots in checkpoints, the version lost, a crash with slotted optimizers.
 #[test]
 fn a_restored_partition_is_the_same_bit_by_bit_and_trains_on_alike() {
-    for optimizer in [SGD, ADAM, model().optimizer] {
+    for optimizer in crate::optimizer::tests::ALL {
         let dir = tempfile::tempdir().unwrap();
         let mut partition = trained(optimizer);
         let sum = written(&partition, dir.path());
@@ -340,7 +341,7 @@ proptest! {
     fn any_history_survives_a_checkpoint(
         tasks in proptest::collection::vec((0..6u32, 1..4u64, 0..60usize), 0..6),
         closed in proptest::collection::vec(0..6u32, 0..4),
-        optimizer in prop_oneof![Just(SGD), Just(ADAM)],
+        optimizer in proptest::sample::select(&crate::optimizer::tests::ALL[..]),
         place in 0..test_model::PARTITIONS,
     ) {
         let dir = tempfile::tempdir().unwrap();

@@ -22,18 +22,19 @@ pub(super) struct Stage {
 }
 
 /// Which batch is staged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Held {
     task: TaskId,
     batch: u64,
     records: u64,
+    factor: f32,
 }
 
 impl Stage {
     /// Keeps a copy of `push` in place of what was here.
     fn hold(&mut self, push: &Push<'_>) {
-        let PushHeader { task, batch, records, .. } = push.header;
-        self.held = Some(Held { task, batch, records });
+        let PushHeader { task, batch, records, factor, .. } = push.header;
+        self.held = Some(Held { task, batch, records, factor });
         self.tables.resize_with(push.tables.len(), Default::default);
         for ((ids, gradients), rows) in self.tables.iter_mut().zip(push.tables) {
             replace(ids, rows.ids);
@@ -45,9 +46,9 @@ impl Stage {
         }
     }
 
-    /// Records of the batch, where it is the one that is staged.
-    fn records_of(&self, task: TaskId, batch: u64) -> Option<u64> {
-        self.held.filter(|held| (held.task, held.batch) == (task, batch)).map(|held| held.records)
+    /// The batch, where it is the one that is staged.
+    fn held(&self, task: TaskId, batch: u64) -> Option<Held> {
+        self.held.filter(|held| (held.task, held.batch) == (task, batch))
     }
 }
 
@@ -87,12 +88,12 @@ impl Partition {
             self.memory.marks.fence(task, lease);
             return Ok(self.answer(status, mark));
         }
-        let Some(records) = self.stage.records_of(task, batch) else {
+        let Some(Held { records, factor, .. }) = self.stage.held(task, batch) else {
             self.memory.marks.fence(task, lease);
             return Ok(self.answer(Status::NotStaged, mark));
         };
         let mut stage = std::mem::take(&mut self.stage);
-        let header = PushHeader { task, batch, lease, records };
+        let header = PushHeader { task, batch, lease, records, factor };
         let tables: Vec<RowGradients<'_>> = stage.tables.iter().map(view).collect();
         let tensors: Vec<&[f32]> = stage.tensors.iter().map(Vec::as_slice).collect();
         let mark = self.apply(&Push { header, incarnation, tables: &tables, tensors: &tensors });
@@ -129,7 +130,8 @@ mod tests {
     }
 
     fn stage(to: &mut Partition, shard: u32, batch: u64, n: u64, gradient: f32) -> (Status, u64) {
-        let header = PushHeader { task: TaskId::train(0, shard), batch, lease: lease(n), records: 2 };
+        let header =
+            PushHeader { task: TaskId::train(0, shard), batch, lease: lease(n), records: 2, factor: 1.0 };
         let tables = [RowGradients { ids: &[ROW], gradients: &[gradient] }];
         let push = Push { header, incarnation: 3, tables: &tables, tensors: &[] };
         to.stage(&push).map(|a| (a.status, a.mark)).unwrap()
@@ -206,7 +208,8 @@ mod tests {
     #[test]
     fn a_gradient_that_is_not_finite_is_not_staged() {
         let mut partition = partition();
-        let header = PushHeader { task: TaskId::train(0, 0), batch: 0, lease: lease(1), records: 1 };
+        let header =
+            PushHeader { task: TaskId::train(0, 0), batch: 0, lease: lease(1), records: 1, factor: 1.0 };
         let tables = [RowGradients { ids: &[ROW], gradients: &[f32::NAN] }];
         assert!(partition.stage(&Push { header, incarnation: 3, tables: &tables, tensors: &[] }).is_err());
         assert_eq!(commit(&mut partition, 0, 0, 1), (Status::NotStaged, 0));

@@ -6,16 +6,19 @@ use elasticdl_spec::shape::RowPart;
 use elasticdl_spec::{Initializer, ModelShape, OptimizerSpec, TableShape};
 use proptest::prelude::*;
 
+use elasticdl_wire::ps::Commit;
+
 use super::*;
 use crate::audit::digest;
 use crate::marks::MARK_CLOSED;
-use crate::test_model::{ids_of, model};
+use crate::optimizer::Rule;
+use crate::test_model::{self, ids_of, model, model_with};
 
 const HERE: PartitionId = PartitionId(2);
 
 fn header(shard: u32, batch: u64, lease: u64) -> PushHeader {
     let lease = LeaseId { term: 1, n: lease };
-    PushHeader { task: TaskId::train(0, shard), batch, lease, records: 10 }
+    PushHeader { task: TaskId::train(0, shard), batch, lease, records: 10, factor: 1.0 }
 }
 
 /// Gradients of `value` for the first row of each table and all tensors.
@@ -192,6 +195,71 @@ fn evaluation_tasks_neither_push_nor_fence() {
     let header = PushHeader { task, ..header(0, 0, 1) };
     assert!(Gradients::of(&partition, 1.0).push(&mut partition, header, 1).is_err());
     assert!(partition.memory().marks.open().is_empty());
+}
+
+/// Goal: each optimizer reaches rows and tensors, by the factor that the push carries.
+#[test]
+fn every_optimizer_moves_rows_and_tensors_by_the_factor_of_the_push() {
+    for spec in crate::optimizer::tests::ALL {
+        let mut partition = Partition::new(model_with(spec), HERE, 1);
+        let mut before = [0.0; 3];
+        let id = ids_of(HERE, 1);
+        partition.pull(0, &id, &mut before).unwrap();
+        let tensors: Vec<Vec<f32>> = partition.tensors().iter().map(|t| t.values().to_vec()).collect();
+        assert!(!tensors.is_empty(), "some tensor lives here");
+        let pushed = PushHeader { factor: 0.5, ..header(0, 0, 1) };
+        assert_eq!(push(&mut partition, pushed), (Status::Ok, 1));
+
+        let rows = Optimizer::new(spec);
+        let expected = |rule: &Optimizer, weights: &[f32]| {
+            let (mut moved, mut slots) = (weights.to_vec(), vec![0.0; rule.slots(weights.len())]);
+            rule.begin(&mut slots);
+            rule.apply(&mut moved, &mut slots, &vec![1.0; weights.len()], 0.5);
+            moved
+        };
+        let mut after = [0.0; 3];
+        partition.read(0, &id, &mut after);
+        assert_eq!(after, expected(&rows, &before)[..], "{spec:?}");
+        assert!(after.iter().zip(before).all(|(a, b)| *a < b), "{spec:?} {before:?} {after:?}");
+        for (tensor, before) in partition.tensors().iter().zip(&tensors) {
+            assert_eq!(tensor.values(), expected(&rows.of_tensors(), before), "{spec:?}");
+        }
+    }
+}
+
+#[test]
+fn a_staged_batch_is_committed_with_the_factor_it_came_with() {
+    let mut partition = Partition::new(counting_model(), PartitionId(0), 1);
+    let rows = [RowGradients { ids: &[7], gradients: &[-8.0] }];
+    let header = PushHeader { factor: 0.25, ..header(0, 0, 1) };
+    partition.stage(&Push { header, incarnation: 1, tables: &rows, tensors: &[] }).unwrap();
+    let commit = Commit { task: header.task, batch: 0, lease: header.lease };
+    assert_eq!(partition.commit(commit, 1).unwrap().status, Status::Ok);
+    let mut row = [0.0];
+    partition.read(0, &[7], &mut row);
+    assert_eq!(row, [2.0]);
+}
+
+#[test]
+fn what_a_job_says_of_a_table_counts_for_that_table() {
+    let said = serde_json::from_str(r#"{ "*": { "l2": 0.0 }, "users": { "l2": 0.5 } }"#).unwrap();
+    let sgd = OptimizerSpec::Sgd { learning_rate: 1.0 };
+    let model = Arc::new(Model::new("test", test_model::shape(), sgd, 1, 1).with_tables(&said));
+    let mut partition = Partition::new(model, PartitionId(0), 1);
+    let (mut users, mut items) = ([0.0; 3], [0.0; 2]);
+    partition.pull(0, &[1], &mut users).unwrap();
+    partition.pull(1, &[1], &mut items).unwrap();
+    let rows =
+        [RowGradients { ids: &[1], gradients: &[0.0; 3] }, RowGradients { ids: &[1], gradients: &[0.0; 2] }];
+    let zeros: Vec<Vec<f32>> = partition.tensors().iter().map(|t| vec![0.0; t.values().len()]).collect();
+    let tensors: Vec<&[f32]> = zeros.iter().map(Vec::as_slice).collect();
+    let push = Push { header: header(0, 0, 1), incarnation: 1, tables: &rows, tensors: &tensors };
+    partition.push(&push).unwrap();
+    let (mut users_after, mut items_after) = ([0.0; 3], [0.0; 2]);
+    partition.read(0, &[1], &mut users_after);
+    partition.read(1, &[1], &mut items_after);
+    assert_eq!((users_after, items_after), (users.map(|w| w - 0.5 * w), items));
+    assert!(users[1] != 0.0, "there is something to pull on");
 }
 
 // ---- any interleaving ----

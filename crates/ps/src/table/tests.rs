@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use elasticdl_spec::shape::RowPart;
-use elasticdl_spec::{Initializer, OptimizerSpec, TableShape};
+use elasticdl_spec::{Initializer, OptimizerSpec, TableShape, TableSpec};
 use proptest::prelude::*;
 
 use super::*;
+use crate::optimizer::tests::ALL;
 
 const ADAGRAD: OptimizerSpec =
     OptimizerSpec::Adagrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-10 };
@@ -87,9 +88,23 @@ fn reading_an_unknown_row_gives_zeros_and_bears_nothing() {
 fn pushing_to_an_unknown_row_moves_it_from_its_birth() {
     let optimizer = Optimizer::new(SGD);
     let mut table = Table::new(shape("a"), 7, &optimizer);
-    table.push(&[42], &[1.0; 5], &optimizer);
+    table.push(&[42], &[1.0; 5], &optimizer, 1.0);
     let expected: Vec<f32> = born(&shape("a"), 7, 42, &optimizer).0.iter().map(|w| w - 0.1).collect();
     assert_eq!(pulled(&mut table, &[42]), expected);
+}
+
+/// Goal: exact figures, so that weights and not slots or older weights are what is added.
+#[test]
+fn l2_adds_so_much_of_the_weight_to_its_gradient() {
+    let optimizer = Optimizer::new(SGD);
+    let shape = TableShape { name: "t".into(), parts: vec![RowPart { width: 2, init: Initializer::Zeros }] };
+    let mut table = Table::new(shape, 7, &optimizer).with(TableSpec { l2: 0.5 });
+    table.push(&[1, 2], &[10.0, -20.0, 0.0, 1.0], &optimizer, 1.0);
+    assert_eq!(pulled(&mut table, &[1, 2]), [-1.0, 2.0, 0.0, -0.1]);
+    table.push(&[1], &[0.0, 0.0], &optimizer, 1.0);
+    let expected = [-1.0f32 + 0.05, 2.0 - 0.1, 0.0, -0.1];
+    let got = pulled(&mut table, &[1, 2]);
+    assert!(got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "only touched rows: {got:?}");
 }
 
 #[test]
@@ -98,9 +113,9 @@ fn an_id_that_comes_twice_in_a_push_gets_both_gradients() {
     let mut together = Table::new(shape("a"), 7, &optimizer);
     let mut apart = Table::new(shape("a"), 7, &optimizer);
     let gradients: Vec<f32> = (0..15).map(|x| x as f32 - 7.0).collect();
-    together.push(&[8, 0, 8], &gradients, &optimizer);
+    together.push(&[8, 0, 8], &gradients, &optimizer, 1.0);
     for (id, gradient) in [8, 0, 8].iter().zip(gradients.chunks(5)) {
-        apart.push(&[*id], gradient, &optimizer);
+        apart.push(&[*id], gradient, &optimizer, 1.0);
     }
     assert_eq!(pulled(&mut together, &[0, 8]), pulled(&mut apart, &[0, 8]));
     assert_eq!(together.len(), 2);
@@ -111,7 +126,7 @@ fn rows_come_back_by_birth_with_their_slots() {
     let optimizer = Optimizer::new(ADAM);
     let mut table = Table::new(shape("a"), 7, &optimizer);
     let ids: Vec<u64> = (0..200).map(|i| i * i).collect();
-    table.push(&ids, &vec![0.5; 5 * ids.len()], &optimizer);
+    table.push(&ids, &vec![0.5; 5 * ids.len()], &optimizer, 1.0);
     assert_eq!(table.ids(), ids);
 
     let mut copied = Table::new(shape("a"), 7, &optimizer);
@@ -122,8 +137,8 @@ fn rows_come_back_by_birth_with_their_slots() {
         assert!(copied.restore(*id, &weights[i * 5..][..5], &slots[i * 11..][..11]));
     }
     assert!(!copied.restore(0, &[0.0; 5], &[0.0; 11]), "a row is restored once");
-    copied.push(&ids, &vec![-0.25; 5 * ids.len()], &optimizer);
-    table.push(&ids, &vec![-0.25; 5 * ids.len()], &optimizer);
+    copied.push(&ids, &vec![-0.25; 5 * ids.len()], &optimizer, 1.0);
+    table.push(&ids, &vec![-0.25; 5 * ids.len()], &optimizer, 1.0);
     assert_eq!(pulled(&mut copied, &ids), pulled(&mut table, &ids));
 }
 
@@ -163,10 +178,14 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn a_table_behaves_like_a_map(ops in ops(), spec in prop_oneof![Just(SGD), Just(ADAGRAD), Just(ADAM)]) {
+    fn a_table_behaves_like_a_map(
+        ops in ops(),
+        spec in proptest::sample::select(&ALL[..]),
+        l2 in prop_oneof![Just(0.0f32), Just(0.125)],
+    ) {
         let optimizer = Optimizer::new(spec);
         let shape = shape("t");
-        let mut table = Table::new(shape.clone(), 3, &optimizer);
+        let mut table = Table::new(shape.clone(), 3, &optimizer).with(TableSpec { l2 });
         let mut model: BTreeMap<u64, (Vec<f32>, Vec<f32>)> = BTreeMap::new();
         for op in ops {
             match op {
@@ -185,10 +204,12 @@ proptest! {
                 }
                 Op::Push(ids, g) => {
                     let gradients: Vec<f32> = (0..ids.len() * 5).map(|i| (i % 7) as f32 * f32::from(g)).collect();
-                    table.push(&ids, &gradients, &optimizer);
+                    let factor = if g % 2 == 0 { 1.0 } else { 0.25 };
+                    table.push(&ids, &gradients, &optimizer, factor);
                     for (id, gradient) in ids.iter().zip(gradients.chunks(5)) {
                         let row = model.entry(*id).or_insert_with(|| born(&shape, 3, *id, &optimizer));
-                        optimizer.apply(&mut row.0, &mut row.1, gradient);
+                        let gradient: Vec<f32> = gradient.iter().zip(&row.0).map(|(g, w)| g + l2 * w).collect();
+                        optimizer.apply(&mut row.0, &mut row.1, &gradient, factor);
                     }
                 }
             }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Resolver, Source, command};
+use super::{Resolver, Source, command, train};
 use crate::amount;
 use crate::job::{
-    CheckpointSpec, DataSpec, EvaluateSpec, JobSpec, LimitsSpec, ModelSpec, OptimizerSpec, SecuritySpec,
-    ServersSpec, TrainSpec, WorkersSpec, Zoo,
+    CheckpointSpec, DataSpec, EvaluateSpec, JobSpec, LimitsSpec, ModelSpec, SecuritySpec, ServersSpec,
+    WorkersSpec, Zoo,
 };
 use crate::kubernetes::{Care, KubernetesSpec, RolePods};
 use crate::layout::{Bucket, CategoricalField, Label, Layout, NumericField, Scale, TextStyle};
@@ -35,8 +35,7 @@ pub fn cross_check(resolver: &mut Resolver) {
     if values.get("data.train").is_some_and(|(v, _)| v.as_array().is_some_and(Vec::is_empty)) {
         resolver.problem("spec.data.train", "no file is named".into(), Some("name a path or a glob".into()));
     }
-    check_staleness(resolver, &values);
-    check_counting(resolver, &values);
+    train::check(resolver, &values);
     check_layout(resolver, &values);
 }
 
@@ -96,45 +95,6 @@ fn check_volumes(resolver: &mut Resolver, values: &Values) {
     }
 }
 
-fn check_staleness(resolver: &mut Resolver, values: &Values) {
-    let number = |path| values.get(path).and_then(|(v, _)| v.as_u64());
-    match (number("train.staleness"), number("workers.max")) {
-        (Some(0), Some(max)) if max != 1 => {
-            let what = format!("0 takes one worker, and spec.workers.max is {max}");
-            let hint = Some("set spec.workers.max to 1, or leave spec.train.staleness out".into());
-            resolver.problem("spec.train.staleness", what, hint);
-        }
-        (Some(batches), _) if batches > 0 => {
-            let what = format!("{batches} was given; this takes 0 only");
-            let hint = Some("set it to 0 with one worker, or leave it out".into());
-            resolver.problem("spec.train.staleness", what, hint);
-        }
-        _ => {}
-    }
-}
-
-/// A model that counts needs steps of exactly 1.
-fn check_counting(resolver: &mut Resolver, values: &Values) {
-    let text = |path| values.get(path).and_then(|(v, _)| v.as_str());
-    if text("model.zoo") != Some("counting") {
-        return;
-    }
-    if let Some(optimizer) = text("train.optimizer").filter(|name| *name != "sgd") {
-        let what = format!("{optimizer} would not add exactly 1 for each record, as the model counting does");
-        resolver.problem("spec.train.optimizer", what, Some("set it to sgd".into()));
-    }
-    let rate = values.get("train.learning_rate").and_then(|(v, _)| v.as_f64());
-    if let Some(rate) = rate.filter(|rate| *rate != 1.0) {
-        let what =
-            format!("steps of {rate} would not add exactly 1 for each record, as the model counting does");
-        resolver.problem("spec.train.learning_rate", what, Some("set it to 1".into()));
-    }
-    if text("data.layout") == Some("custom") && texts(values, "data.categorical").is_empty() {
-        let what = "the model counting counts by the first of these, and there is none".to_string();
-        resolver.problem("spec.data.categorical", what, Some("name the column to count by".into()));
-    }
-}
-
 fn check_layout(resolver: &mut Resolver, values: &Values) {
     let Some(layout) = values.get("data.layout").and_then(|(v, _)| v.as_str()) else { return };
     const CUSTOM: [&str; 6] =
@@ -189,13 +149,8 @@ pub fn job(values: &Values) -> JobSpec {
             hidden: get(v, "model.hidden"),
         },
         data: data(v),
-        train: TrainSpec {
-            epochs: get(v, "train.epochs"),
-            batch: get(v, "train.batch"),
-            optimizer: optimizer(v),
-            seed: get(v, "train.seed"),
-            staleness: option(v, "train.staleness"),
-        },
+        train: train::spec(v),
+        tables: get(v, "tables"),
         evaluate: EvaluateSpec { every: duration(v, "evaluate.every"), steps: option(v, "evaluate.steps") },
         workers: WorkersSpec {
             count: workers_count(v),
@@ -292,26 +247,6 @@ fn data(v: &Values) -> DataSpec {
         bad_records_max: get(v, "data.bad_records_max"),
         shuffle: get(v, "data.shuffle"),
         batches_per_task: get(v, "data.batches_per_task"),
-    }
-}
-
-fn optimizer(v: &Values) -> OptimizerSpec {
-    let learning_rate = get(v, "train.learning_rate");
-    let epsilon = get(v, "train.epsilon");
-    match get::<String>(v, "train.optimizer").as_str() {
-        "sgd" => OptimizerSpec::Sgd { learning_rate },
-        "adagrad" => OptimizerSpec::Adagrad {
-            learning_rate,
-            initial_accumulator: get(v, "train.initial_accumulator"),
-            epsilon,
-        },
-        "adam" => OptimizerSpec::Adam {
-            learning_rate,
-            beta1: get(v, "train.beta1"),
-            beta2: get(v, "train.beta2"),
-            epsilon,
-        },
-        other => unreachable!("the rule of train.optimizer let {other} through"),
     }
 }
 

@@ -13,10 +13,11 @@ const RESERVED: [&str; 2] = ["master", "errand"];
 /// What is remembered of so many members still fits into an annotation.
 const SIZE_MAX: u64 = 1024;
 /// What only a job of ours has, and what its workers have.
-const TRAINING: [&str; 13] = [
+const TRAINING: [&str; 14] = [
     "model.",
     "data.",
     "train.",
+    "tables",
     "evaluate.",
     "checkpoint.",
     "output",

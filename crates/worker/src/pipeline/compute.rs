@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use elasticdl_nn::{Gradients, Input, Model, TableInput};
+use elasticdl_spec::job::ClipSpec;
 use elasticdl_spec::scores::Scores;
 use elasticdl_spec::{ModelShape, Purpose};
 use elasticdl_wire::failpoint;
 
+use super::clip::clip;
 use super::finite::non_finite;
 use super::flight::{Body, End, Flight, Inputs, Parcel};
 use super::{Common, Event, Outcome};
@@ -22,6 +24,7 @@ pub(super) struct Compute {
     pub shape: Arc<ModelShape>,
     pub model: Box<dyn Model>,
     pub helpers: Vec<Helper>,
+    pub clip: ClipSpec,
     pub pulled: Receiver<Parcel<Box<Flight>>>,
     pub computed: Sender<Parcel<Box<Flight>>>,
     pub common: Common,
@@ -82,6 +85,7 @@ impl Compute {
             self.fail(task, failed);
             return;
         }
+        clip(gradients, self.clip);
         let place = || format!("{}:{}", task.claim.task, inputs.index);
         if inputs.batch.records > 0 && failpoint::reached_at("worker.compute", place) {
             let error = "a failpoint says so".to_string();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
-use elasticdl_spec::Purpose;
+use elasticdl_spec::{Purpose, Schedule};
 use elasticdl_wire::failpoint;
 use elasticdl_wire::ps::PushHeader;
 use tracing::info;
@@ -17,6 +17,7 @@ use crate::task::LeasedTask;
 
 pub(super) struct Pusher {
     pub store: Box<dyn Store>,
+    pub schedule: Schedule,
     pub computed: Receiver<Parcel<Box<Flight>>>,
     pub landed: Sender<Box<Flight>>,
     pub redo: Sender<Arc<LeasedTask>>,
@@ -58,6 +59,7 @@ impl Pusher {
                         batch: flight.inputs.index,
                         lease: claim.lease,
                         records,
+                        factor: self.schedule.factor(task.position, flight.inputs.index),
                     },
                     generation: flight.generation,
                     keys: &flight.inputs.keys,

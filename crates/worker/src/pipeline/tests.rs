@@ -18,6 +18,8 @@ use crate::tests::{
     World, lease, leased,
 };
 
+mod rates;
+
 /// How a pipeline is to be.
 struct Setup {
     depth: usize,
@@ -26,12 +28,15 @@ struct Setup {
     spoil: BTreeMap<u64, Spoil>,
     on_push: Option<OnPush>,
     stop: Stop,
+    schedule: Schedule,
+    clip: ClipSpec,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let (spoil, stop) = (BTreeMap::new(), Stop::default());
-        Setup { depth: 3, threads: 1, batches: 6, spoil, on_push: None, stop }
+        let (schedule, clip) = (Schedule::default(), ClipSpec::default());
+        Setup { depth: 3, threads: 1, batches: 6, spoil, on_push: None, stop, schedule, clip }
     }
 }
 
@@ -54,6 +59,8 @@ impl Setup {
             depth: self.depth,
             read_ahead: 2,
             bad_records_max: 3,
+            schedule: self.schedule,
+            clip: self.clip,
             models: (0..self.threads).map(|_| ToyModel::boxed()).collect(),
             source: Box::new(ToySource { batches: self.batches, spoil: self.spoil }),
             pulls: MemoryStore::new(world),
@@ -147,8 +154,13 @@ fn serial(tasks: &[Arc<LeasedTask>], batches: u64) -> Vec<FakePartition> {
             let Batch { records, labels, numeric, .. } = &batch;
             let input = elasticdl_nn::Input { records: *records, numeric, labels, tables: &tables };
             model.train(&input, RECORDS, &mut gradients);
-            let header =
-                elasticdl_wire::ps::PushHeader { task, batch: index, lease, records: RECORDS as u64 };
+            let header = elasticdl_wire::ps::PushHeader {
+                task,
+                batch: index,
+                lease,
+                records: RECORDS as u64,
+                factor: 1.0,
+            };
             let versions = &pulled.versions;
             let push =
                 crate::store::Push { header, generation, keys: &keys, versions, gradients: &gradients };

@@ -127,8 +127,15 @@ impl Service for FakeMaster {
         script.leases += 1;
         let shard = serde_json::to_string(&self.shard).unwrap();
         let (again, quarantined) = (script.again, script.quarantined.clone());
-        let leased =
-            control::Leased { task, term: script.term, lease: script.leases, shard, again, quarantined };
+        let leased = control::Leased {
+            task,
+            term: script.term,
+            lease: script.leases,
+            shard,
+            again,
+            quarantined,
+            ..Default::default()
+        };
         answer(lease_reply::What::Leased(leased))
     }
 
@@ -545,6 +552,17 @@ fn a_lease_that_makes_no_sense_is_refused() {
         };
         understand(LeaseReply { what: Some(lease_reply::What::Leased(leased)), ended: vec![] })
     };
+    let shard = r#"{"path":"a","first":0,"records":9,"offset":0,"fingerprint":1}"#;
+    let reply = control::Leased {
+        task: "train/1/2".into(),
+        shard: shard.into(),
+        first_step: 7,
+        steps: 21,
+        ..Default::default()
+    };
+    let reply = LeaseReply { what: Some(lease_reply::What::Leased(reply)), ended: vec![] };
+    let (_, Input::Leased(held)) = understand(reply).unwrap() else { panic!("a task") };
+    assert_eq!(held.position, Position { first: 7, total: 21 });
     assert!(leased("train/0/x", "{}").unwrap_err().to_string().contains("train/0/17"));
     assert!(leased("train/0/1", "{}").unwrap_err().to_string().contains("missing field"));
     assert!(understand(LeaseReply { what: None, ended: vec![] }).is_err());

@@ -90,6 +90,8 @@ fn train(world: &Arc<Mutex<World>>, servers: &[FakeServer], depth: usize) -> u64
         depth,
         read_ahead: 3,
         bad_records_max: 0,
+        schedule: elasticdl_spec::Schedule::default(),
+        clip: elasticdl_spec::job::ClipSpec::default(),
         models: vec![ToyModel::boxed(), ToyModel::boxed()],
         source: Box::new(ToySource { batches: BATCHES, spoil: BTreeMap::new() }),
         pulls: Box::new(PsClient::new(client.clone())),

@@ -10,13 +10,14 @@ use elasticdl_ps::requests::Requests;
 use elasticdl_ps::{Model as PsModel, Partition, Partitions};
 use elasticdl_spec::mix::{Rng, mix2};
 use elasticdl_spec::placement::partition_of_row;
+use elasticdl_spec::schedule::{Decay, Position, Schedule};
 use elasticdl_spec::{OptimizerSpec, PartitionId, TaskId};
 use elasticdl_wire::Token;
 use elasticdl_wire::frame::{Frame, Limits};
 use elasticdl_wire::ps::{PushHeader, kind};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::{PARTITIONS, ToyModel, ToySource, lease, leased, shape};
+use super::{PARTITIONS, ToyModel, ToySource, lease, leased_at, shape};
 use crate::error::Error;
 use crate::gauges::Gauges;
 use crate::pipeline::{Config, Event, Outcome, Pipeline};
@@ -36,6 +37,9 @@ enum When {
 
 /// A worker dies when so many of its frames have come.
 type Death = (u64, When);
+
+/// How the learning rate goes: no two batches of a test have the same.
+const SCHEDULE: Schedule = Schedule { warmup_steps: 2, decay: Decay::Cosine { end: 0.1 } };
 
 /// The worker of the moment, as the servers see it.
 struct Life {
@@ -58,7 +62,7 @@ impl Life {
 }
 
 /// All partitions, each with a server of its own.
-struct Real {
+pub(super) struct Real {
     partitions: Arc<Partitions>,
     life: Arc<Mutex<Option<Life>>>,
     addresses: Vec<String>,
@@ -68,6 +72,10 @@ impl Real {
     fn start() -> Self {
         let optimizer =
             OptimizerSpec::Adagrad { learning_rate: 0.5, initial_accumulator: 0.1, epsilon: 1e-8 };
+        Real::with(optimizer)
+    }
+
+    pub(super) fn with(optimizer: OptimizerSpec) -> Self {
         let model = Arc::new(PsModel::new("test", shape(), optimizer, 7, PARTITIONS));
         let partitions = Arc::new(Partitions::new(Arc::clone(&model)));
         for id in (0..PARTITIONS).map(PartitionId) {
@@ -78,7 +86,14 @@ impl Real {
         Real { partitions, life, addresses }
     }
 
-    fn client(&self, staged: bool, stop: &Stop) -> ps_client::Config {
+    /// Serves, without anybody that dies.
+    pub(super) fn begin(&self) {
+        let events = unbounded_channel().0;
+        let life = Life { frames: 0, death: None, stop: Stop::default(), events };
+        *self.life.lock().unwrap() = Some(life);
+    }
+
+    pub(super) fn client(&self, staged: bool, stop: &Stop) -> ps_client::Config {
         let places = Fixed(self.addresses.clone());
         ps_client::Config {
             shape: Arc::new(shape()),
@@ -206,6 +221,8 @@ impl Training {
             depth: 1,
             read_ahead: 2,
             bad_records_max: 0,
+            schedule: SCHEDULE,
+            clip: elasticdl_spec::job::ClipSpec::default(),
             models: vec![ToyModel::boxed()],
             source: Box::new(ToySource { batches: BATCHES, spoil: Default::default() }),
             pulls: Box::new(PsClient::new(client.clone())),
@@ -227,7 +244,9 @@ impl Training {
             }
             if wanted && !held && *done < self.tasks {
                 *leases += 1;
-                stages.give(leased(TaskId::train(0, *done), *leases));
+                let first = u64::from(*done) * BATCHES;
+                let position = Position { first, total: u64::from(self.tasks) * BATCHES };
+                stages.give(leased_at(TaskId::train(0, *done), *leases, position));
                 (wanted, held) = (false, true);
             }
         }
@@ -294,7 +313,7 @@ fn a_commit_that_nothing_is_staged_for_is_a_broken_promise() {
     let events = unbounded_channel().0;
     *world.life.lock().unwrap() = Some(Life { frames: 0, death: None, stop: stop.clone(), events });
     let task = TaskId::train(0, 0);
-    let header = PushHeader { task, batch: 0, lease: lease(1), records: 0 };
+    let header = PushHeader { task, batch: 0, lease: lease(1), records: 0, factor: 1.0 };
     world.partitions.with(PartitionId(1), |p| {
         let zeros: Vec<Vec<f32>> = p.tensors().iter().map(|t| vec![0.0; t.values().len()]).collect();
         let tensors: Vec<&[f32]> = zeros.iter().map(Vec::as_slice).collect();

@@ -115,7 +115,7 @@ impl Rig {
         gradients.reset(&shape(), &[self.keys.unique()]);
         gradients.tables.iter_mut().chain(&mut gradients.tensors).for_each(|g| g.fill(1.0));
         let push = Push {
-            header: PushHeader { task: TASK, batch, lease: lease(1), records: 16 },
+            header: PushHeader { task: TASK, batch, lease: lease(1), records: 16, factor: 1.0 },
             generation,
             keys: &self.keys,
             versions: &self.pulled.versions,

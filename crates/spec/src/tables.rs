@@ -1,0 +1,99 @@
+//! `tables`: what is set for single tables of a model, by name, or by `"*"` for every table.
+//!
+//! Another key takes a line in [`TABLE_SETTINGS`], with which it is checked and explained, and a field in
+//! [`TableSpec`].
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::settings::Rule;
+
+/// The name that stands for every table.
+pub const EVERY_TABLE: &str = "*";
+
+/// A key of a table's settings.
+#[derive(Debug, Clone, Copy)]
+pub struct TableSetting {
+    /// Its name.
+    pub key: &'static str,
+    /// What it takes.
+    pub rule: Rule,
+    /// What it does, in a sentence.
+    pub help: &'static str,
+}
+
+/// All keys.
+pub const TABLE_SETTINGS: &[TableSetting] = &[TableSetting {
+    key: "l2",
+    rule: Rule::NotNegative,
+    help: "So much of each weight of a row is added to its gradient whenever the row is trained.",
+}];
+
+/// What counts for one table.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TableSpec {
+    /// So much of a weight is added to its gradient before the optimizer's rule is applied; 0: nothing.
+    pub l2: f32,
+}
+
+/// What was said of tables, checked.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TablesSpec(BTreeMap<String, Map<String, Value>>);
+
+impl TablesSpec {
+    /// What counts for the table `name`: key by key what was said of it, else what was said of every table,
+    /// else the default.
+    pub fn of(&self, name: &str) -> TableSpec {
+        let said = [EVERY_TABLE, name].into_iter().filter_map(|name| self.0.get(name));
+        let merged: Map<String, Value> = said.flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
+        serde_json::from_value(merged.into()).expect("what was said of tables has been checked")
+    }
+
+    /// The tables that were named.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str).filter(|name| *name != EVERY_TABLE)
+    }
+
+    /// Whether any table has an `l2`.
+    pub fn has_l2(&self) -> bool {
+        self.0.keys().any(|name| self.of(name).l2 != 0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tables(json: &str) -> TablesSpec {
+        serde_json::from_str(json).unwrap()
+    }
+
+    #[test]
+    fn what_is_said_of_one_table_counts_before_what_is_said_of_all() {
+        let said = tables(r#"{ "*": { "l2": 0.5 }, "users": { "l2": 0.25 }, "items": {} }"#);
+        assert_eq!(said.of("users"), TableSpec { l2: 0.25 });
+        assert_eq!(said.of("items"), TableSpec { l2: 0.5 });
+        assert_eq!(said.of("others"), TableSpec { l2: 0.5 });
+        assert_eq!(said.names().collect::<Vec<_>>(), ["items", "users"]);
+        assert!(said.has_l2());
+    }
+
+    #[test]
+    fn nothing_said_is_the_default() {
+        assert_eq!(TablesSpec::default().of("users"), TableSpec { l2: 0.0 });
+        assert!(!tables(r#"{ "users": { "l2": 0 } }"#).has_l2());
+    }
+
+    /// Goal: a key that is checked is also read.
+    #[test]
+    fn every_setting_has_a_field() {
+        for setting in TABLE_SETTINGS {
+            let spec = serde_json::to_value(TableSpec::default()).unwrap();
+            assert!(spec.get(setting.key).is_some(), "{}", setting.key);
+        }
+    }
+}
