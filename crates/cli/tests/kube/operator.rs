@@ -43,10 +43,21 @@ fn a_typo_is_told_with_the_nearest_key(place: &Resources) {
     place.kubectl(&["delete", "elasticjob", "typo", "--timeout=60s"]).ok();
 }
 
-/// The very file of the quick start, with a volume and with less data.
+/// The very file of the quick start, with a volume, pods for small nodes, and less data.
 fn the_quick_start_is_a_resource(place: &Resources) {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/deepfm.yaml");
-    let text = std::fs::read_to_string(file).unwrap().replace("synth_rows: 4000000", "synth_rows: 200000");
+    let mut text = std::fs::read_to_string(file).unwrap();
+    for (from, to) in [
+        ("synth_rows: 4000000", "synth_rows: 200000"),
+        ("  workers:\n", "  workers:\n    cpu: 300m\n    memory: 256Mi\n"),
+        (
+            "  servers:\n",
+            "  master: { cpu: 100m, memory: 128Mi }\n  servers:\n    cpu: 200m\n    memory: 256Mi\n",
+        ),
+    ] {
+        assert!(text.contains(from), "{from} in {text}");
+        text = text.replace(from, to);
+    }
     place.apply_text(&format!("{text}  kubernetes: {}\n", place.kubernetes())).ok();
     place.phase("deepfm", "Done");
     let status = place.status("deepfm");
