@@ -7,7 +7,7 @@
 
 mod index;
 mod pages;
-mod prefetch;
+pub mod prefetch;
 mod slabs;
 
 use std::ops::Range;

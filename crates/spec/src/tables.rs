@@ -1,7 +1,7 @@
 //! `tables`: what is set for single tables of a model, by name, or by `"*"` for every table.
 //!
-//! Another key takes a line in [`TABLE_SETTINGS`], with which it is checked and explained, and a field in
-//! [`TableSpec`].
+//! Another key takes a line in [`TABLE_SETTINGS`], with which it is checked, a field in [`TableSpec`], and a sentence in
+//! the help of `tables`.
 
 use std::collections::BTreeMap;
 
@@ -20,16 +20,10 @@ pub struct TableSetting {
     pub key: &'static str,
     /// What it takes.
     pub rule: Rule,
-    /// What it does, in a sentence.
-    pub help: &'static str,
 }
 
 /// All keys.
-pub const TABLE_SETTINGS: &[TableSetting] = &[TableSetting {
-    key: "l2",
-    rule: Rule::NotNegative,
-    help: "So much of each weight of a row is added to its gradient whenever the row is trained.",
-}];
+pub const TABLE_SETTINGS: &[TableSetting] = &[TableSetting { key: "l2", rule: Rule::NotNegative }];
 
 /// What counts for one table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -57,11 +51,6 @@ impl TablesSpec {
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str).filter(|name| *name != EVERY_TABLE)
     }
-
-    /// Whether any table has an `l2`.
-    pub fn has_l2(&self) -> bool {
-        self.0.keys().any(|name| self.of(name).l2 != 0.0)
-    }
 }
 
 #[cfg(test)]
@@ -79,13 +68,11 @@ mod tests {
         assert_eq!(said.of("items"), TableSpec { l2: 0.5 });
         assert_eq!(said.of("others"), TableSpec { l2: 0.5 });
         assert_eq!(said.names().collect::<Vec<_>>(), ["items", "users"]);
-        assert!(said.has_l2());
     }
 
     #[test]
     fn nothing_said_is_the_default() {
         assert_eq!(TablesSpec::default().of("users"), TableSpec { l2: 0.0 });
-        assert!(!tables(r#"{ "users": { "l2": 0 } }"#).has_l2());
     }
 
     /// Goal: a key that is checked is also read.

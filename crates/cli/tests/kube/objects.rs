@@ -44,12 +44,8 @@ fn a_job_in_object_storage_needs_no_volume() {
     assert_eq!((&audit["exact"], &audit["lost"], &audit["doubled"]), (&json!(true), &json!(0), &json!(0)));
     let terms = storage::list(Path::new(&bucket).join("ckpt/term")).unwrap();
     assert_eq!(terms.len(), 2, "one for each master: {terms:?}");
-    let judged = place.elasticdl(&[
-        "evaluate",
-        &format!("{bucket}/model"),
-        "--data",
-        &format!("{bucket}/data/test-*.tsv"),
-    ]);
+    let (model, data) = (format!("{bucket}/model"), format!("{bucket}/data/test-*.tsv"));
+    let judged = place.elasticdl(&["evaluate", "--model", &model, "--data", &data]);
     assert!(judged.ok().contains("AUC"), "the model is there");
 }
 

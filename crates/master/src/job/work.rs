@@ -114,8 +114,8 @@ impl Job {
 
     /// Whether no task may begin now. Where the learning rate goes by the place in the job, or the outcome must
     /// not depend on time, tasks begin when all are known, so that they come in one order. In the latter case a
-    /// checkpoint is cut while none is under way and none was
-    /// left in the middle of a step, so that all partitions are cut at one step.
+    /// checkpoint is cut while none is under way and none was left in the middle of a step, so that all partitions
+    /// are cut at one step.
     fn must_wait(&self, now: Duration) -> bool {
         let writing = self.checkpoints.writing().is_some();
         let due = self.checkpoints.is_due(now) && !self.tasks.next_is_interrupted();

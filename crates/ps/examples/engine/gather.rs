@@ -1,11 +1,6 @@
 //! What is to be compared with: rows of a dense array, found by their number, and boxed rows in a hash map.
 
-#![allow(
-    unsafe_code,
-    reason = "the prefetch instruction has no safe form; it never faults and changes nothing"
-)]
-
-use elasticdl_ps::table::Pages;
+use elasticdl_ps::table::{Pages, prefetch};
 use hashbrown::HashMap;
 
 use crate::table::id;
@@ -32,24 +27,12 @@ impl Dense {
     pub fn gather(&self, rows: &[u64], dim: usize, out: &mut [f32]) {
         for (rows, out) in rows.chunks(BLOCK).zip(out.chunks_mut(BLOCK * dim)) {
             for row in rows {
-                prefetch(&self.floats[*row as usize * self.stride..][..dim]);
+                prefetch::floats(&self.floats[*row as usize * self.stride..][..dim]);
             }
             for (row, out) in rows.iter().zip(out.chunks_exact_mut(dim)) {
                 out.copy_from_slice(&self.floats[*row as usize * self.stride..][..dim]);
             }
         }
-    }
-}
-
-fn prefetch(floats: &[f32]) {
-    for line in floats.chunks(16) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: SSE is part of x86-64, and a prefetch of any address is harmless.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line.as_ptr().cast());
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = line;
     }
 }
 

@@ -15,7 +15,8 @@ pub const ROWS: usize = (2 << 30) / (STRIDE * 4);
 /// Rows born in one measurement.
 const BORN: usize = 2_000_000;
 
-const ADAGRAD: OptimizerSpec =
+/// What most jobs train with.
+pub const ADAGRAD: OptimizerSpec =
     OptimizerSpec::Adagrad { learning_rate: 0.01, initial_accumulator: 0.1, epsilon: 1e-10 };
 const ADAM: OptimizerSpec =
     OptimizerSpec::Adam { learning_rate: 0.01, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };

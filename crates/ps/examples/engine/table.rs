@@ -18,10 +18,8 @@ pub struct Trained {
 
 impl Trained {
     pub fn new(dim: usize, spec: OptimizerSpec) -> Trained {
-        let init = Initializer::Uniform { bound: 0.01 };
-        let shape = TableShape { name: "t".into(), parts: vec![RowPart { width: dim, init }] };
         let optimizer = Optimizer::new(spec);
-        Trained { table: Table::new(shape, 7, &optimizer), optimizer }
+        Trained { table: Table::new(shape(dim), 7, &optimizer), optimizer }
     }
 
     /// Bears these rows.
@@ -34,6 +32,12 @@ impl Trained {
             self.table.pull(&ids, &mut floats[..ids.len() * dim]);
         }
     }
+}
+
+/// The shape of a table with rows of this dim.
+pub fn shape(dim: usize) -> TableShape {
+    let init = Initializer::Uniform { bound: 0.01 };
+    TableShape { name: "t".into(), parts: vec![RowPart { width: dim, init }] }
 }
 
 /// The id of the row that was born so late: ids are spread over all numbers, as hashes are.

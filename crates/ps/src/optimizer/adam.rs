@@ -46,7 +46,7 @@ impl Rule for Adam {
         let (v, step) = rest.split_at_mut(n);
         let correction = self.corrections.step(&mut step[0]);
         let (rate, root) = (correction.rate * factor, correction.root);
-        let (first, second) = self.corrections.mixes();
+        let (first, second) = self.corrections.mixes;
         for (((w, m), v), g) in weights.iter_mut().zip(m).zip(v).zip(gradient) {
             *m = first.keep * *m + first.take * g;
             *v = second.keep * *v + second.take * g * g;
@@ -56,25 +56,27 @@ impl Rule for Adam {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::optimizer::tests::{FACTORS, STEADY, check};
+
+    /// The moments and the step count in the end, which depend on the gradients alone.
+    pub(in crate::optimizer) const SLOTS: [f64; 9] = [
+        0.041_204_5,
+        -0.146_252_25,
+        0.028_855_61,
+        0.155_059_05,
+        0.001_744_728_5,
+        0.013_047_182,
+        7.250_852_6e-5,
+        0.004_249_751,
+        6.0,
+    ];
 
     /// `torch.optim.Adam([w], lr=0.01)`
     #[test]
     fn moves_as_torch_does() {
         let rule = Adam::new(0.01, 0.9, 0.999, 1e-8);
-        let slots = [
-            0.041_204_5,
-            -0.146_252_25,
-            0.028_855_61,
-            0.155_059_05,
-            0.001_744_728_5,
-            0.013_047_182,
-            7.250_852_6e-5,
-            0.004_249_751,
-            6.0,
-        ];
         let steady = [
             [0.99, -1.99, 0.3, -0.0099999],
             [0.993661035, -1.99655327, 0.292558737, -0.0167003878],
@@ -83,7 +85,7 @@ mod tests {
             [0.999310113, -2.00388043, 0.274112463, -0.0206748477],
             [0.997681382, -2.00176639, 0.26851741, -0.0246020555],
         ];
-        check(&rule, STEADY, steady, &slots);
+        check(&rule, STEADY, steady, &SLOTS);
         let varying = [
             [0.995, -1.995, 0.3, -0.00499995],
             [0.998661035, -2.00155327, 0.292558737, -0.0117004378],
@@ -92,7 +94,7 @@ mod tests {
             [1.00176027, -2.00741719, 0.283113189, -0.0165786627],
             [1.0015974, -2.00720579, 0.282553684, -0.0169713835],
         ];
-        check(&rule, FACTORS, varying, &slots);
+        check(&rule, FACTORS, varying, &SLOTS);
     }
 
     /// Goal: the corrections kept ready and those computed later meet without a jump.

@@ -47,23 +47,13 @@ impl Rule for Adamw {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::optimizer::adam::tests::SLOTS;
     use crate::optimizer::tests::{FACTORS, STEADY, check};
 
     /// `torch.optim.AdamW([w], lr=0.01, weight_decay=0.1)`
     #[test]
     fn moves_as_torch_does() {
         let rule = Adamw::new(0.01, 0.9, 0.999, 1e-8, 0.1);
-        let slots = [
-            0.041_204_5,
-            -0.146_252_25,
-            0.028_855_61,
-            0.155_059_05,
-            0.001_744_728_5,
-            0.013_047_182,
-            7.250_852_6e-5,
-            0.004_249_751,
-            6.0,
-        ];
         let steady = [
             [0.989, -1.988, 0.2997, -0.0099999],
             [0.991672035, -1.99256527, 0.291959037, -0.0166903879],
@@ -72,7 +62,7 @@ mod tests {
             [0.994342732, -1.99390556, 0.272655925, -0.0206002302],
             [0.991719658, -1.98979762, 0.266788217, -0.0245068378],
         ];
-        check(&rule, STEADY, steady, &slots);
+        check(&rule, STEADY, steady, &SLOTS);
         let varying = [
             [0.9945, -1.994, 0.29985, -0.00499995],
             [0.997166535, -1.99855927, 0.292108887, -0.0116954378],
@@ -81,6 +71,6 @@ mod tests {
             [0.99876934, -2.00142351, 0.282228892, -0.0165532716],
             [0.99850659, -2.00101196, 0.281641164, -0.0169443371],
         ];
-        check(&rule, FACTORS, varying, &slots);
+        check(&rule, FACTORS, varying, &SLOTS);
     }
 }

@@ -46,7 +46,7 @@ impl Rule for Amsgrad {
         let (u, step) = rest.split_at_mut(n);
         let correction = self.corrections.step(&mut step[0]);
         let (rate, root) = (correction.rate * factor, correction.root);
-        let (first, second) = self.corrections.mixes();
+        let (first, second) = self.corrections.mixes;
         for ((((w, m), v), u), g) in weights.iter_mut().zip(m).zip(v).zip(u).zip(gradient) {
             *m = first.keep * *m + first.take * g;
             *v = second.keep * *v + second.take * g * g;

@@ -11,6 +11,8 @@ pub(super) struct Corrections {
     learning_rate: f64,
     beta1: f64,
     beta2: f64,
+    /// How the first and the second moment take in a gradient.
+    pub mixes: (Mix, Mix),
     /// For step t at t-1. Rows are many and their steps few and alike.
     ready: Vec<Correction>,
 }
@@ -36,7 +38,9 @@ pub(super) struct Mix {
 impl Corrections {
     pub fn new(learning_rate: f32, beta1: f32, beta2: f32) -> Self {
         let (learning_rate, beta1, beta2) = (decimal(learning_rate), decimal(beta1), decimal(beta2));
-        let mut corrections = Corrections { learning_rate, beta1, beta2, ready: Vec::new() };
+        let mix = |beta: f64| Mix { keep: beta as f32, take: (1.0 - beta) as f32 };
+        let mixes = (mix(beta1), mix(beta2));
+        let mut corrections = Corrections { learning_rate, beta1, beta2, mixes, ready: Vec::new() };
         corrections.ready = (1..=STEPS_READY).map(|t| corrections.compute(t as f32)).collect();
         corrections
     }
@@ -47,13 +51,6 @@ impl Corrections {
         *count += 1.0;
         let ready = self.ready.get(*count as usize - 1);
         ready.copied().unwrap_or_else(|| self.compute(*count))
-    }
-
-    /// How the first and the second moment take in a gradient.
-    #[inline]
-    pub fn mixes(&self) -> (Mix, Mix) {
-        let mix = |beta: f64| Mix { keep: beta as f32, take: (1.0 - beta) as f32 };
-        (mix(self.beta1), mix(self.beta2))
     }
 
     #[cold]

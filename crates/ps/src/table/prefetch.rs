@@ -10,13 +10,13 @@ const LINE_BYTES: usize = 64;
 
 /// Asks for the cache line in which `item` begins.
 #[inline(always)]
-pub(super) fn item<T>(item: &T) {
+pub fn item<T>(item: &T) {
     line(std::ptr::from_ref(item).cast());
 }
 
 /// Asks for all cache lines of `floats`.
 #[inline(always)]
-pub(super) fn floats(floats: &[f32]) {
+pub fn floats(floats: &[f32]) {
     let start: *const i8 = floats.as_ptr().cast();
     let mut offset = 0;
     while offset < size_of_val(floats) {

@@ -128,15 +128,8 @@ impl Lab {
     pub fn start_operator(&mut self, arguments: &[&str]) -> Result<()> {
         let path = self.operator_log();
         let log = fs::File::create(&path).with_context(|| format!("create {}", path.display()))?;
-        // In a session of its own, as the control plane's processes are: Linux shares out the processors by session,
-        // and in a cluster the operator has a share of its own.
-        let mut command = Command::new("setsid");
-        command
-            .arg(&self.program)
-            .arg("operator")
-            .args(arguments)
-            .env("KUBECONFIG", &self.kubeconfig)
-            .env("NO_PROXY", "*");
+        let mut command = Command::new(&self.program);
+        command.arg("operator").args(arguments).env("KUBECONFIG", &self.kubeconfig).env("NO_PROXY", "*");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).kill_on_drop(true);
         self.operator = Some(command.spawn().context("start the operator")?);
         Ok(())
