@@ -1,7 +1,7 @@
 //! Rows of one table that live in one partition: weights and slots side by side.
 //!
-//! Everything is done for a batch of ids at once, in blocks: first all entries of a block are asked for,
-//! then all rows, then they are used, so that memory is waited for once and not row by row. A row is born
+//! Everything is done for a batch of ids at once, in blocks: entries are asked for some time before they are looked at,
+//! and rows a burst at a time, so that memory is waited for once and not row by row. A row is born
 //! from (job seed, table, id) alone, whoever asks first and in whatever order. No lock, no IO: the
 //! partition's owner sees to it that one caller at a time is here.
 
@@ -9,18 +9,24 @@ mod index;
 mod pages;
 pub mod prefetch;
 mod slabs;
+mod work;
 
 use std::ops::Range;
 
 use elasticdl_spec::{TableShape, TableSpec};
+use pulp::{Arch, NullaryFnOnce};
 
 use crate::optimizer::{Optimizer, Rule, with_rule};
 use index::Index;
 pub use pages::Pages;
 use slabs::Slabs;
+use work::{Copying, Decaying, Moving, Work, copy};
 
-/// Ids worked on together: enough to keep the memory busy, few enough for their rows to stay in cache.
-const BLOCK: usize = 64;
+/// Ids looked up together.
+const BLOCK: usize = 1024;
+/// So many entries and rows are asked for before they are used: enough to keep the memory busy, few enough to be in
+/// the cache still.
+const AHEAD: usize = 64;
 
 /// The rows of a table.
 ///
@@ -90,26 +96,19 @@ impl Table {
     /// Copies the weights of `ids` to `out`, one after the other; unknown rows are born.
     pub fn pull(&mut self, ids: &[u64], out: &mut [f32]) {
         assert_eq!(out.len(), ids.len() * self.width, "there is room for every row");
-        let mut numbers = [0; BLOCK];
-        for (ids, out) in ids.chunks(BLOCK).zip(out.chunks_mut(BLOCK * self.width)) {
-            self.locate(ids, &mut numbers, 0..self.width);
-            for (number, out) in numbers.iter().zip(out.chunks_exact_mut(self.width)) {
-                copy(&self.rows.row(*number)[..self.width], out);
-            }
-        }
+        let width = self.width;
+        self.visit(ids, width, Copying { width, out });
     }
 
     /// Copies the weights of `ids` to `out`; unknown rows come as zeros and stay unborn.
     pub fn read(&self, ids: &[u64], out: &mut [f32]) {
         assert_eq!(out.len(), ids.len() * self.width, "there is room for every row");
-        let mut numbers = [None; BLOCK];
-        for (ids, out) in ids.chunks(BLOCK).zip(out.chunks_mut(BLOCK * self.width)) {
-            let hashes = self.ask_for_entries(ids);
-            for ((id, hash), number) in ids.iter().zip(hashes).zip(&mut numbers) {
-                *number = self.index.find(hash, *id);
-                if let Some(number) = *number {
-                    prefetch::floats(&self.rows.row(number)[..self.width]);
-                }
+        for (ids, out) in ids.chunks(AHEAD).zip(out.chunks_mut(AHEAD * self.width)) {
+            ids.iter().for_each(|id| prefetch::item(self.index.bucket(index::hash(*id))));
+            let mut numbers = [None; AHEAD];
+            for (id, number) in ids.iter().zip(&mut numbers) {
+                *number = self.index.find(index::hash(*id), *id);
+                number.iter().for_each(|number| self.rows.ask_for(*number, self.width));
             }
             for (number, out) in numbers.iter().zip(out.chunks_exact_mut(self.width)) {
                 match number {
@@ -126,37 +125,14 @@ impl Table {
     /// An id that comes twice gets both its gradients, one after the other.
     pub fn push(&mut self, ids: &[u64], gradients: &[f32], optimizer: &Optimizer, factor: f32) {
         assert_eq!(gradients.len(), ids.len() * self.width, "there is a gradient for every row");
-        if self.l2 == 0.0 {
-            return with_rule!(optimizer, rule => self.push_by(ids, gradients, |weights, slots, gradient| {
-                rule.apply(weights, slots, gradient, factor);
-            }));
-        }
-        let (l2, mut sum) = (self.l2, vec![0.0; self.width]);
-        with_rule!(optimizer, rule => self.push_by(ids, gradients, |weights, slots, gradient| {
-            for ((sum, w), g) in sum.iter_mut().zip(&*weights).zip(gradient) {
-                *sum = g + l2 * w;
+        let (width, l2, floats) = (self.width, self.l2, self.width + self.slots_born.len());
+        with_rule!(optimizer, rule => {
+            let moving = Moving { width, rule, factor, gradients };
+            match l2 == 0.0 {
+                true => self.visit(ids, floats, moving),
+                false => self.visit(ids, floats, Decaying { moving, l2, sum: vec![0.0; width] }),
             }
-            rule.apply(weights, slots, &sum, factor);
-        }))
-    }
-
-    /// Finds the row of each id and has it moved: weights, slots, gradient.
-    #[inline(always)]
-    fn push_by(
-        &mut self,
-        ids: &[u64],
-        gradients: &[f32],
-        mut apply: impl FnMut(&mut [f32], &mut [f32], &[f32]),
-    ) {
-        let mut numbers = [0; BLOCK];
-        let stride = self.width + self.slots_born.len();
-        for (ids, gradients) in ids.chunks(BLOCK).zip(gradients.chunks(BLOCK * self.width)) {
-            self.locate(ids, &mut numbers, 0..stride);
-            for (number, gradient) in numbers.iter().zip(gradients.chunks_exact(self.width)) {
-                let (weights, slots) = self.rows.row_mut(*number).split_at_mut(self.width);
-                apply(weights, slots, gradient);
-            }
-        }
+        });
     }
 
     /// Adds a row as a checkpoint holds it. `false`: the id is there already; nothing changed.
@@ -192,48 +168,105 @@ impl Table {
         }
     }
 
-    /// Finds the rows of a block of ids, bears the unknown ones, and asks for a part of each.
-    #[inline(always)]
-    fn locate(&mut self, ids: &[u64], numbers: &mut [u32; BLOCK], columns: Range<usize>) {
-        let hashes = self.ask_for_entries(ids);
-        for ((id, hash), number) in ids.iter().zip(hashes).zip(numbers) {
-            let fresh = self.rows.len();
-            *number = self.index.find_or_insert(hash, *id, fresh);
-            if *number == fresh {
-                self.bear(*id);
-            } else {
-                prefetch::floats(&self.rows.row(*number)[columns.clone()]);
-            }
-        }
+    /// Finds the row of each id, bears the unknown ones, and has all worked on in order. Of each the first `floats` are
+    /// asked for before.
+    fn visit(&mut self, ids: &[u64], floats: usize, work: impl Work) {
+        Arch::new().dispatch(Visit { table: self, ids, floats, work });
     }
 
+    /// Looks up ids and tells which are not where they are looked for first: to stop for one would hold up all
+    /// after it.
     #[inline(always)]
-    fn ask_for_entries(&self, ids: &[u64]) -> [u64; BLOCK] {
-        let mut hashes = [0; BLOCK];
-        for (id, hash) in ids.iter().zip(&mut hashes) {
-            *hash = index::hash(*id);
-            self.index.prefetch(*hash);
+    fn look_up(&self, ids: &[u64], numbers: &mut [u32; BLOCK]) -> Places {
+        let index = &self.index;
+        let mut buckets = [&index::NONE; AHEAD];
+        let mut unknown = Places([0; BLOCK / 64]);
+        for (id, bucket) in ids.iter().zip(&mut buckets) {
+            *bucket = index.bucket(index::hash(*id));
+            prefetch::item(*bucket);
         }
-        hashes
+        for (place, (id, number)) in ids.iter().zip(numbers).enumerate() {
+            let bucket = &mut buckets[place % AHEAD];
+            match index::glance(bucket, *id) {
+                Some(found) => *number = found,
+                None => {
+                    unknown.set(place);
+                    index.ask_for_next(index::hash(*id));
+                }
+            }
+            if let Some(ahead) = ids.get(place + AHEAD) {
+                *bucket = index.bucket(index::hash(*ahead));
+                prefetch::item(*bucket);
+            }
+        }
+        unknown
+    }
+
+    #[cold]
+    fn find_or_bear(&mut self, id: u64) -> u32 {
+        let fresh = self.rows.len();
+        let number = self.index.find_or_insert(index::hash(id), id, fresh);
+        if number == fresh {
+            self.bear(id);
+        }
+        number
     }
 
     fn bear(&mut self, id: u64) {
         let number = self.rows.append();
         let (weights, slots) = self.rows.row_mut(number).split_at_mut(self.width);
         self.shape.init_row_from(self.row_seed, id, weights);
-        slots.copy_from_slice(&self.slots_born);
+        copy(&self.slots_born, slots);
     }
 }
 
-/// Copies a short row: a loop that is laid out in place beats a call for so few bytes.
-#[inline(always)]
-fn copy(from: &[f32], to: &mut [f32]) {
-    let (mut from8, mut to8) = (from.chunks_exact(8), to.chunks_exact_mut(8));
-    for (from, to) in (&mut from8).zip(&mut to8) {
-        to.copy_from_slice(from);
+/// Some places of a block.
+struct Places([u64; BLOCK / 64]);
+
+impl Places {
+    #[inline(always)]
+    fn set(&mut self, place: usize) {
+        self.0[place / 64] |= 1 << (place % 64);
     }
-    for (from, to) in from8.remainder().iter().zip(to8.into_remainder()) {
-        *to = *from;
+
+    /// In ascending order.
+    fn ones(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().enumerate().flat_map(|(word, bits)| {
+            let mut bits = *bits;
+            std::iter::from_fn(move || {
+                let place = 64 * word + bits.trailing_zeros() as usize;
+                bits &= bits.checked_sub(1)?;
+                Some(place)
+            })
+        })
+    }
+}
+
+/// A visit of rows, compiled for the vectors that this processor has.
+struct Visit<'a, W> {
+    table: &'a mut Table,
+    ids: &'a [u64],
+    floats: usize,
+    work: W,
+}
+
+impl<W: Work> NullaryFnOnce for Visit<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Visit { table, ids, floats, mut work } = self;
+        let mut numbers = [0; BLOCK];
+        for (ids, from) in ids.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
+            let unknown = table.look_up(ids, &mut numbers);
+            unknown.ones().for_each(|place| numbers[place] = table.find_or_bear(ids[place]));
+            for (numbers, from) in numbers[..ids.len()].chunks(AHEAD).zip((from..).step_by(AHEAD)) {
+                numbers.iter().for_each(|number| table.rows.ask_for(*number, floats));
+                for (place, number) in (from..).zip(numbers) {
+                    work.on(&mut table.rows, place, *number);
+                }
+            }
+        }
     }
 }
 

@@ -8,6 +8,8 @@ pub fn rate(count: usize, work: impl FnOnce()) -> f64 {
 }
 
 fn on_core_seconds() -> f64 {
+    // What a thread has run since the last tick is added when it gives up its core.
+    std::thread::yield_now();
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let nanoseconds = text.split(' ').next().and_then(|n| n.parse::<u64>().ok());
     nanoseconds.expect("the kernel tells how long a thread was on a core") as f64 / 1e9

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::clock::rate;
 use crate::gather::{Boxed, Dense};
-use crate::table::{BATCH, BATCHES, Trained, batches, ids, median};
+use crate::table::{BATCH, BATCHES, Dealt, PARTITIONS, Trained, batches, deal, ids, median};
 
 const DIM: usize = 16;
 /// Weights and Adagrad's slots.
@@ -30,18 +30,17 @@ pub fn run(pairs: usize, rows: usize) -> Value {
     adam.bear(rows, &mut floats);
     let (dense, boxed) = (Dense::new(rows, STRIDE), Boxed::new(rows, STRIDE));
     let numbers = batches(rows);
-    let ids = ids(&numbers);
+    let ids: Vec<Vec<u64>> = numbers.iter().map(|rows| ids(rows)).collect();
+    let dealt: Vec<Dealt> = ids.iter().map(|ids| deal(ids)).collect();
     let gradients = vec![1e-3f32; BATCH * DIM];
     let count = BATCH * BATCHES;
     let mut rounds = Vec::new();
     for _ in 0..pairs {
         let gather = rate(count, || numbers.iter().for_each(|rows| dense.gather(rows, DIM, &mut floats)));
-        let pull = rate(count, || ids.iter().for_each(|ids| adagrad.table.pull(ids, &mut floats)));
+        let pull = rate(count, || dealt.iter().for_each(|ids| adagrad.pull(ids, &mut floats)));
         let boxed = rate(count, || ids.iter().for_each(|ids| boxed.pull(ids, DIM, &mut floats)));
         let push = |trained: &mut Trained| {
-            rate(count, || {
-                ids.iter().for_each(|ids| trained.table.push(ids, &gradients, &trained.optimizer, 1.0))
-            })
+            rate(count, || dealt.iter().for_each(|ids| trained.push(ids, &gradients)))
         };
         let (adagrad, adam) = (push(&mut adagrad), push(&mut adam));
         let mut fresh = Trained::new(DIM, ADAGRAD);
@@ -50,7 +49,7 @@ pub fn run(pairs: usize, rows: usize) -> Value {
     }
     let of = |f: &dyn Fn(&[f64; 6]) -> f64| median(rounds.iter().map(f).collect());
     json!({
-        "rows": rows, "pairs": pairs, "bytes_per_row": adagrad.table.bytes() as f64 / adagrad.table.len() as f64,
+        "rows": rows, "pairs": pairs, "partitions": PARTITIONS, "bytes_per_row": adagrad.bytes_per_row(),
         "million_rows_per_second": {
             "gather": of(&|r| r[0]), "pull": of(&|r| r[1]), "boxed": of(&|r| r[2]),
             "adagrad": of(&|r| r[3]), "adam": of(&|r| r[4]), "born": of(&|r| r[5]),

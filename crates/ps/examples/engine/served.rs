@@ -9,7 +9,6 @@ use std::time::Instant;
 
 use elasticdl_ps::server::{Options, Server};
 use elasticdl_ps::{Model, Partition, Partitions, checkpoint};
-use elasticdl_spec::placement::partition_of_row;
 use elasticdl_spec::{LeaseId, ModelShape, PartitionId, TaskId};
 use elasticdl_wire::Token;
 use elasticdl_wire::frame::{Frame, Limits};
@@ -17,9 +16,8 @@ use elasticdl_wire::ps::{self, PullMode, PushHeader, kind};
 use serde_json::{Value, json};
 
 use crate::memory::ADAGRAD;
-use crate::table::{BATCH, batches, ids, shape};
+use crate::table::{BATCH, Dealt, PARTITIONS, batches, deal, ids, shape};
 
-const PARTITIONS: u32 = 16;
 const TOKEN: &str = "engine-0123456789";
 pub const ROWS: usize = 1_000_000;
 
@@ -40,7 +38,7 @@ pub fn run(dim: usize, rows: usize) -> Result<Value, Box<dyn Error>> {
     ps::hello(&mut frame, TOKEN, 0);
     call(&mut frame, &mut stream, kind::WELCOME)?;
 
-    let batches: Vec<Vec<Vec<u64>>> = ids(&batches(rows)).iter().map(|ids| routed(ids)).collect();
+    let batches: Vec<Dealt> = batches(rows).iter().map(|rows| deal(&ids(rows))).collect();
     // The first time rows are born.
     pull(&mut frame, &mut stream, &batches)?;
     let pulled = pull(&mut frame, &mut stream, &batches)?;
@@ -54,7 +52,7 @@ pub fn run(dim: usize, rows: usize) -> Result<Value, Box<dyn Error>> {
 }
 
 /// Million rows a second.
-fn pull(frame: &mut Frame, stream: &mut TcpStream, batches: &[Vec<Vec<u64>>]) -> Result<f64, Box<dyn Error>> {
+fn pull(frame: &mut Frame, stream: &mut TcpStream, batches: &[Dealt]) -> Result<f64, Box<dyn Error>> {
     let start = Instant::now();
     for parts in batches {
         ps::begin_pull(frame, 1, PullMode { births: true, tensors: true }, parts.len());
@@ -71,7 +69,7 @@ fn pull(frame: &mut Frame, stream: &mut TcpStream, batches: &[Vec<Vec<u64>>]) ->
 fn push(
     frame: &mut Frame,
     stream: &mut TcpStream,
-    batches: &[Vec<Vec<u64>>],
+    batches: &[Dealt],
     dim: usize,
 ) -> Result<f64, Box<dyn Error>> {
     let gradients = vec![1e-3f32; BATCH * dim];
@@ -107,13 +105,6 @@ fn checkpointed(model: &Arc<Model>, partitions: &Partitions) -> Result<Value, Bo
     Ok(json!({
         "megabytes": megabytes, "written_per_second": megabytes / seconds, "restored_per_second": megabytes / restored,
     }))
-}
-
-/// Ids by partition, as a worker sorts them.
-fn routed(ids: &[u64]) -> Vec<Vec<u64>> {
-    let mut parts = vec![Vec::new(); PARTITIONS as usize];
-    ids.iter().for_each(|id| parts[partition_of_row(*id, PARTITIONS).0 as usize].push(*id));
-    parts
 }
 
 fn call(frame: &mut Frame, stream: &mut TcpStream, due: u32) -> Result<(), Box<dyn Error>> {

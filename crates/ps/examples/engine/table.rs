@@ -2,6 +2,7 @@
 
 use elasticdl_ps::{Optimizer, Table};
 use elasticdl_spec::mix::{Rng, mix64};
+use elasticdl_spec::placement::partition_of_row;
 use elasticdl_spec::shape::RowPart;
 use elasticdl_spec::{Initializer, OptimizerSpec, TableShape};
 
@@ -10,28 +11,63 @@ pub const BATCH: usize = 40_000;
 /// Calls in one measurement.
 pub const BATCHES: usize = 50;
 
+/// Partitions of a job by default: a server holds a table in so many pieces, and workers deal ids to them.
+pub const PARTITIONS: u32 = 8;
+
 /// A table and the rule by which it learns.
 pub struct Trained {
-    pub table: Table,
+    parts: Vec<Table>,
     pub optimizer: Optimizer,
 }
+
+/// The ids of one call, by partition.
+pub type Dealt = Vec<Vec<u64>>;
 
 impl Trained {
     pub fn new(dim: usize, spec: OptimizerSpec) -> Trained {
         let optimizer = Optimizer::new(spec);
-        Trained { table: Table::new(shape(dim), 7, &optimizer), optimizer }
+        let part = |_| Table::new(shape(dim), 7, &optimizer);
+        Trained { parts: (0..PARTITIONS).map(part).collect(), optimizer }
     }
 
     /// Bears these rows.
     pub fn bear(&mut self, rows: usize, floats: &mut [f32]) {
-        let dim = floats.len() / BATCH;
-        let mut ids = Vec::with_capacity(BATCH);
         for from in (0..rows).step_by(BATCH) {
-            ids.clear();
-            ids.extend((from..rows.min(from + BATCH)).map(|row| id(row as u64)));
-            self.table.pull(&ids, &mut floats[..ids.len() * dim]);
+            let ids: Vec<u64> = (from..rows.min(from + BATCH)).map(|row| id(row as u64)).collect();
+            self.pull(&deal(&ids), floats);
         }
     }
+
+    /// Copies rows to the front of `floats`.
+    pub fn pull(&mut self, ids: &Dealt, mut floats: &mut [f32]) {
+        let dim = floats.len() / BATCH;
+        for (part, ids) in self.parts.iter_mut().zip(ids) {
+            let (out, rest) = floats.split_at_mut(ids.len() * dim);
+            part.pull(ids, out);
+            floats = rest;
+        }
+    }
+
+    /// Moves rows by the gradients in front.
+    pub fn push(&mut self, ids: &Dealt, gradients: &[f32]) {
+        let dim = gradients.len() / BATCH;
+        for (part, ids) in self.parts.iter_mut().zip(ids) {
+            part.push(ids, &gradients[..ids.len() * dim], &self.optimizer, 1.0);
+        }
+    }
+
+    /// Bytes in use for each row.
+    pub fn bytes_per_row(&self) -> f64 {
+        let (bytes, rows) = self.parts.iter().fold((0, 0), |(b, r), part| (b + part.bytes(), r + part.len()));
+        bytes as f64 / rows as f64
+    }
+}
+
+/// Ids by partition, in their order, as a worker deals them.
+pub fn deal(ids: &[u64]) -> Dealt {
+    let mut parts = vec![Vec::new(); PARTITIONS as usize];
+    ids.iter().for_each(|id| parts[partition_of_row(*id, PARTITIONS).0 as usize].push(*id));
+    parts
 }
 
 /// The shape of a table with rows of this dim.
@@ -52,8 +88,8 @@ pub fn batches(rows: usize) -> Vec<Vec<u64>> {
 }
 
 /// Their ids.
-pub fn ids(batches: &[Vec<u64>]) -> Vec<Vec<u64>> {
-    batches.iter().map(|rows| rows.iter().map(|row| id(*row)).collect()).collect()
+pub fn ids(rows: &[u64]) -> Vec<u64> {
+    rows.iter().map(|row| id(*row)).collect()
 }
 
 /// The middle value.

@@ -29,7 +29,7 @@ impl Rule for Adagrad {
         slots.fill(self.initial_accumulator);
     }
 
-    #[inline]
+    #[inline(always)]
     fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32], factor: f32) {
         assert_eq!(weights.len(), gradient.len(), "a gradient is as long as its weights");
         assert_eq!(weights.len(), slots.len(), "there is an accumulator per weight");

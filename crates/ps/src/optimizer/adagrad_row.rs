@@ -34,7 +34,7 @@ impl Rule for AdagradRow {
         slots.fill(self.initial_accumulator);
     }
 
-    #[inline]
+    #[inline(always)]
     fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32], factor: f32) {
         assert_eq!(weights.len(), gradient.len(), "a gradient is as long as its weights");
         assert_eq!(1, slots.len(), "there is an accumulator per row");
@@ -48,7 +48,7 @@ impl Rule for AdagradRow {
 }
 
 /// In an order that depends on the length alone.
-#[inline]
+#[inline(always)]
 fn sum_of_squares(gradient: &[f32]) -> f32 {
     let (chunks, rest) = gradient.as_chunks::<LANES>();
     let mut lanes = [0.0f32; LANES];

@@ -36,7 +36,7 @@ impl Rule for Adamw {
         self.adam.begin(slots);
     }
 
-    #[inline]
+    #[inline(always)]
     fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32], factor: f32) {
         let kept = 1.0 - self.decay * factor;
         weights.iter_mut().for_each(|w| *w *= kept);

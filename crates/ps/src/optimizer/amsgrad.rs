@@ -36,7 +36,7 @@ impl Rule for Amsgrad {
         slots.fill(0.0);
     }
 
-    #[inline]
+    #[inline(always)]
     fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32], factor: f32) {
         let n = weights.len();
         assert_eq!(n, gradient.len(), "a gradient is as long as its weights");

@@ -46,7 +46,7 @@ impl Corrections {
     }
 
     /// Counts a step of a row, and tells its correction.
-    #[inline]
+    #[inline(always)]
     pub fn step(&self, count: &mut f32) -> Correction {
         *count += 1.0;
         let ready = self.ready.get(*count as usize - 1);

@@ -45,7 +45,7 @@ impl Rule for Ftrl {
         slots[n..].fill(0.0);
     }
 
-    #[inline]
+    #[inline(always)]
     fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32], factor: f32) {
         let len = weights.len();
         assert_eq!(len, gradient.len(), "a gradient is as long as its weights");

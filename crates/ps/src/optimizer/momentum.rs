@@ -37,7 +37,7 @@ impl Rule for Momentum {
         slots.fill(0.0);
     }
 
-    #[inline]
+    #[inline(always)]
     fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32], factor: f32) {
         check_lengths(weights, slots, gradient);
         let rate = self.learning_rate * factor;
@@ -57,7 +57,7 @@ impl Rule for Nesterov {
         slots.fill(0.0);
     }
 
-    #[inline]
+    #[inline(always)]
     fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32], factor: f32) {
         check_lengths(weights, slots, gradient);
         let rate = self.learning_rate * factor;
@@ -68,7 +68,7 @@ impl Rule for Nesterov {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn check_lengths(weights: &[f32], slots: &[f32], gradient: &[f32]) {
     assert_eq!(weights.len(), gradient.len(), "a gradient is as long as its weights");
     assert_eq!(weights.len(), slots.len(), "there is a velocity per weight");

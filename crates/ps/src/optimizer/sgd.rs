@@ -18,7 +18,7 @@ impl Rule for Sgd {
         assert!(slots.is_empty(), "plain gradient descent has no slots");
     }
 
-    #[inline]
+    #[inline(always)]
     fn apply(&self, weights: &mut [f32], _slots: &mut [f32], gradient: &[f32], factor: f32) {
         assert_eq!(weights.len(), gradient.len(), "a gradient is as long as its weights");
         let rate = self.learning_rate * factor;

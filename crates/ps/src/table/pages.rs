@@ -1,14 +1,19 @@
 //! Memory for numbers: begins at a cache line, and lies on huge pages where there is much of it.
 //!
-//! A table of gigabytes on pages of 4 KiB waits for the processor's page tables as long as for the rows themselves.
-//! Where the kernel has no huge page to give, it gives small ones: this is a hint, and nothing depends on it.
+//! A table of gigabytes on pages of 4 KiB waits for the processor's page tables longer than for the rows themselves.
+//! So much memory comes straight from the kernel: what an allocator has in stock was touched before, and lies on small
+//! pages for good. Where the kernel has no huge page to give, it gives small ones: nothing depends on it.
 
 #![allow(
     unsafe_code,
-    reason = "the hint to the kernel has no safe form; it changes no content and concerns memory of our own"
+    reason = "memory of a chosen alignment that is zero without being touched has no safe form for any number type"
 )]
 
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Bytes of a huge page.
 const HUGE: usize = 2 << 20;
@@ -18,63 +23,118 @@ const LINE: usize = 64;
 /// Numbers, zero at first. What was never touched takes no memory.
 #[derive(Debug)]
 pub struct Pages<T> {
-    items: Box<[T]>,
-    start: usize,
+    start: NonNull<T>,
     len: usize,
+    origin: Origin,
 }
 
-impl<T: Copy + Default> Pages<T> {
+/// Where the memory comes from, and goes back to.
+#[derive(Debug, Clone, Copy)]
+enum Origin {
+    Allocator(Layout),
+    /// So many bytes of the kernel's.
+    Kernel(usize),
+}
+
+/// Of what every pattern of bits is a number, zero among them.
+pub trait Number: Copy {}
+impl Number for f32 {}
+impl Number for u32 {}
+impl Number for u64 {}
+
+// SAFETY: it owns its memory, as a vector does.
+unsafe impl<T: Send> Send for Pages<T> {}
+// SAFETY: likewise.
+unsafe impl<T: Sync> Sync for Pages<T> {}
+
+impl<T: Number> Pages<T> {
     /// For few of them.
     pub fn small(len: usize) -> Self {
-        Pages::aligned(len, LINE)
+        assert!(len > 0, "there is at least one number");
+        let layout = Layout::array::<T>(len).and_then(|layout| layout.align_to(LINE));
+        let layout = layout.expect("fewer bytes than there are addresses");
+        // SAFETY: the layout is not empty.
+        let start =
+            NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
+        Pages { start: start.cast(), len, origin: Origin::Allocator(layout) }
     }
 
     /// For many of them.
     pub fn huge(len: usize) -> Self {
-        // The last page is whole too: what lies behind the numbers is touched by nobody else.
-        let whole = (len * size_of::<T>()).next_multiple_of(HUGE) / size_of::<T>();
-        let mut pages = Self::aligned(whole, HUGE);
-        let (from, bytes) = (pages.items[pages.start..].as_mut_ptr(), whole * size_of::<T>());
-        // SAFETY: the range is inside an allocation of ours, and the advice changes nothing that can be seen.
-        let advised = unsafe { rustix::mm::madvise(from.cast(), bytes, rustix::mm::Advice::LinuxHugepage) };
-        // A kernel without huge pages is as good, and slower.
-        let _ = advised;
-        pages.len = len;
-        pages
+        let bytes = len.checked_mul(size_of::<T>()).map(|bytes| bytes.next_multiple_of(HUGE));
+        let bytes = bytes.filter(|bytes| *bytes > 0).expect("fewer bytes than there are addresses, and some");
+        let Some(start) = map(bytes) else {
+            handle_alloc_error(
+                Layout::from_size_align(bytes, HUGE).expect("a huge page's alignment is valid"),
+            )
+        };
+        Pages { start: start.cast(), len, origin: Origin::Kernel(bytes) }
     }
 
-    fn aligned(len: usize, bytes: usize) -> Self {
-        let more = bytes / size_of::<T>();
-        let items = vec![T::default(); len + more].into_boxed_slice();
-        let start = items.as_ptr().align_offset(bytes).min(more);
-        Pages { items, start, len }
-    }
-
-    /// Those from there on, and more that nobody uses.
+    /// Those from there on.
     #[inline(always)]
     pub fn from(&self, from: usize) -> &[T] {
-        &self.items[self.start + from..]
+        &self[from..]
     }
 
     /// The same, to be changed.
     #[inline(always)]
     pub fn from_mut(&mut self, from: usize) -> &mut [T] {
-        &mut self.items[self.start + from..]
+        &mut self[from..]
     }
 }
 
-impl<T: Copy + Default> Deref for Pages<T> {
+/// Bytes of the kernel's, on huge pages if possible. `None`: it has none to give.
+fn map(bytes: usize) -> Option<NonNull<u8>> {
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: the kernel picks a place that nothing else has.
+    let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes + HUGE, protection, flags) }.ok()?;
+    let mapped: *mut u8 = mapped.cast();
+    let before = mapped.align_offset(HUGE);
+    let start = mapped.wrapping_add(before);
+    // SAFETY: all of it lies in what was just mapped and is known to nobody else yet. What is before and behind the
+    // aligned part is given back; where that or the advice fails, some addresses are lost, or some speed.
+    unsafe {
+        if before > 0 {
+            let _ = munmap(mapped.cast(), before);
+        }
+        let _ = munmap(start.wrapping_add(bytes).cast(), HUGE - before);
+        let _ = madvise(start.cast(), bytes, Advice::LinuxHugepage);
+    }
+    NonNull::new(start)
+}
+
+impl<T> Drop for Pages<T> {
+    fn drop(&mut self) {
+        let start = self.start.as_ptr();
+        // SAFETY: it came from there with this size, and nobody borrows it any more.
+        unsafe {
+            match self.origin {
+                Origin::Allocator(layout) => dealloc(start.cast(), layout),
+                Origin::Kernel(bytes) => {
+                    // It cannot fail for a mapping of our own; if it did, the memory would be lost, not unsound.
+                    let _ = munmap(start.cast(), bytes);
+                }
+            }
+        }
+    }
+}
+
+impl<T: Number> Deref for Pages<T> {
     type Target = [T];
 
+    #[inline(always)]
     fn deref(&self) -> &[T] {
-        &self.from(0)[..self.len]
+        // SAFETY: so many numbers are there, zero or as they were written, and ours.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
-impl<T: Copy + Default> DerefMut for Pages<T> {
+impl<T: Number> DerefMut for Pages<T> {
+    #[inline(always)]
     fn deref_mut(&mut self) -> &mut [T] {
-        let len = self.len;
-        &mut self.from_mut(0)[..len]
+        // SAFETY: likewise, and the borrow is unique.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 

@@ -3,11 +3,10 @@
 //! A row is found by its number, which it keeps for life. Growing appends a slab and moves nothing.
 
 use super::pages::Pages;
+use super::prefetch;
 
 /// About how many floats a slab holds: 4 MiB. Memory that no row has touched costs nothing.
 const SLAB_FLOATS: usize = 1 << 20;
-/// The first slabs lie on small pages: most tables of most jobs are small, and there are many of them.
-const SMALL_SLABS: usize = 2;
 
 /// Rows by number.
 #[derive(Debug)]
@@ -42,18 +41,34 @@ impl Slabs {
     pub(super) fn append(&mut self) -> u32 {
         let row = self.len;
         if self.place(row).0 == self.slabs.len() {
-            let floats = self.stride << self.shift;
-            let small = self.slabs.len() < SMALL_SLABS;
-            self.slabs.push(if small { Pages::small(floats) } else { Pages::huge(floats) });
+            self.add_slab();
         }
         self.len = row.checked_add(1).expect("a partition of a table has less than 2^32 rows");
         row
+    }
+
+    /// The first slab lies on small pages: most tables of most jobs are small, and there are many of them. It moves
+    /// when there is a second one.
+    fn add_slab(&mut self) {
+        let floats = self.stride << self.shift;
+        if let [first] = &mut self.slabs[..] {
+            let mut moved = Pages::huge(floats);
+            moved.copy_from_slice(first);
+            *first = moved;
+        }
+        self.slabs.push(if self.slabs.is_empty() { Pages::small(floats) } else { Pages::huge(floats) });
     }
 
     #[inline(always)]
     pub(super) fn row(&self, row: u32) -> &[f32] {
         let (slab, offset) = self.place(row);
         &self.slabs[slab].from(offset)[..self.stride]
+    }
+
+    /// Asks for the first floats of a row.
+    #[inline(always)]
+    pub(super) fn ask_for(&self, row: u32, floats: usize) {
+        prefetch::floats(&self.row(row)[..floats]);
     }
 
     #[inline(always)]

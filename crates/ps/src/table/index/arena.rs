@@ -1,0 +1,145 @@
+//! Memory of segments: some of one size share an allocation on huge pages, and one without a segment is given back.
+
+use super::super::pages::Pages;
+use super::bucket::{self, Bucket, WORDS};
+
+/// How large a segment is. Small ones double; the last three sizes are close to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Size(u8);
+
+/// Buckets of each size.
+const BUCKETS: [u32; 15] = [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 10_922, 13_107, 16_384];
+/// Segments of each of the last sizes that share an allocation: one or two huge pages of 32,768 buckets, almost filled.
+const TOGETHER: [u32; 3] = [3, 5, 2];
+
+impl Size {
+    /// What a table begins with.
+    pub const FIRST: Size = Size(0);
+    /// What the halves of the largest begin with: three quarters as full as it was.
+    pub const SPLIT: Size = Size((BUCKETS.len() - TOGETHER.len()) as u8);
+
+    pub fn buckets(self) -> usize {
+        BUCKETS[usize::from(self.0)] as usize
+    }
+
+    /// The next larger; `None`: it is the largest.
+    pub fn next(self) -> Option<Size> {
+        (usize::from(self.0) + 1 < BUCKETS.len()).then_some(Size(self.0 + 1))
+    }
+
+    /// How many may share an allocation.
+    fn together(self) -> u32 {
+        self.0.checked_sub(Size::SPLIT.0).map_or(1, |i| TOGETHER[usize::from(i)])
+    }
+}
+
+/// Whether a segment may share an allocation with others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shared {
+    Yes,
+    No,
+}
+
+/// Where a segment's buckets are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Slot {
+    allocation: u32,
+    from: u32,
+    pub buckets: u32,
+}
+
+/// The buckets of all segments.
+#[derive(Debug, Default)]
+pub(super) struct Arena {
+    /// By allocation, as words: it begins at a cache line only if its items are smaller than one. One that was given
+    /// back has a single word, and its place is used again.
+    words: Vec<Pages<u64>>,
+    rooms: Vec<Room>,
+    bytes: u64,
+}
+
+/// What is free in an allocation.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    /// How large its segments are, and how many it has room for; `None`: it was given back.
+    holds: Option<(Size, u32)>,
+    /// One bit for each slot that has no segment.
+    vacant: u32,
+}
+
+const GIVEN_BACK: Room = Room { holds: None, vacant: 0 };
+
+impl Arena {
+    /// Room for a segment, empty; in a small index it shares with none, for huge pages would be mostly empty.
+    pub fn take(&mut self, size: Size, shared: Shared) -> Slot {
+        let together = if shared == Shared::Yes { size.together() } else { 1 };
+        let open = |room: &Room| room.holds == Some((size, together)) && room.vacant != 0;
+        // The last ones are those with room, as a rule.
+        let number = self.rooms.iter().rposition(open).unwrap_or_else(|| self.allocate(size, together));
+        let slot = self.rooms[number].vacant.trailing_zeros();
+        self.rooms[number].vacant &= !(1 << slot);
+        let buckets = size.buckets() as u32;
+        let allocation = u32::try_from(number).expect("there are fewer segments than rows");
+        Slot { allocation, from: slot * buckets, buckets }
+    }
+
+    /// Hands every entry of a segment to `give`, and takes its room back.
+    pub fn empty(&mut self, slot: Slot, mut give: impl FnMut(&mut Arena, u64, u32)) {
+        let number = slot.allocation as usize;
+        let mut words = std::mem::replace(&mut self.words[number], Pages::small(1));
+        let held = &mut words[slot.from as usize * WORDS..][..slot.buckets as usize * WORDS];
+        for bucket in held.as_chunks().0 {
+            bucket::entries(bucket).for_each(|(id, row)| give(self, id, row));
+        }
+        let room = &mut self.rooms[number];
+        room.vacant |= 1 << (slot.from / slot.buckets);
+        if room.holds.is_some_and(|(_, together)| room.vacant == all(together)) {
+            *room = GIVEN_BACK;
+            self.bytes -= size_of_val(&words[..]) as u64;
+            return;
+        }
+        held.fill(0);
+        self.words[number] = words;
+    }
+
+    /// One bucket of a segment.
+    #[inline(always)]
+    pub fn bucket(&self, slot: Slot, bucket: usize) -> &Bucket {
+        let words = self.words[slot.allocation as usize].from((slot.from as usize + bucket) * WORDS);
+        words.first_chunk().expect("a segment's buckets are in its allocation")
+    }
+
+    pub fn buckets(&self, slot: Slot) -> &[Bucket] {
+        let words = &self.words[slot.allocation as usize];
+        &words.from(slot.from as usize * WORDS).as_chunks().0[..slot.buckets as usize]
+    }
+
+    pub fn buckets_mut(&mut self, slot: Slot) -> &mut [Bucket] {
+        let words = &mut self.words[slot.allocation as usize];
+        &mut words.from_mut(slot.from as usize * WORDS).as_chunks_mut().0[..slot.buckets as usize]
+    }
+
+    /// Bytes of all allocations.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn allocate(&mut self, size: Size, together: u32) -> usize {
+        let words = size.buckets() * together as usize * WORDS;
+        let words = if together == 1 { Pages::small(words) } else { Pages::huge(words) };
+        self.bytes += size_of_val(&words[..]) as u64;
+        let room = Room { holds: Some((size, together)), vacant: all(together) };
+        if let Some(number) = self.rooms.iter().position(|room| room.holds.is_none()) {
+            (self.words[number], self.rooms[number]) = (words, room);
+            return number;
+        }
+        self.words.push(words);
+        self.rooms.push(room);
+        self.words.len() - 1
+    }
+}
+
+/// The bits of all slots of an allocation.
+fn all(together: u32) -> u32 {
+    (1 << together) - 1
+}

@@ -1,0 +1,75 @@
+//! What is done with a row that was found. A trait and not closures: all of it has to become part of the loop that is
+//! compiled for this processor's vectors, and only a method can ask for that.
+
+use super::slabs::Slabs;
+use crate::optimizer::Rule;
+
+/// Done with row after row, in the order of their ids.
+pub(super) trait Work {
+    /// The row `number`, of the id at `place`.
+    fn on(&mut self, rows: &mut Slabs, place: usize, number: u32);
+}
+
+/// Copies weights.
+pub(super) struct Copying<'a> {
+    pub width: usize,
+    /// Those of all ids, one after the other.
+    pub out: &'a mut [f32],
+}
+
+impl Work for Copying<'_> {
+    #[inline(always)]
+    fn on(&mut self, rows: &mut Slabs, place: usize, number: u32) {
+        copy(&rows.row(number)[..self.width], &mut self.out[place * self.width..][..self.width]);
+    }
+}
+
+/// Copies a short row: a loop that is laid out in place beats a call for so few bytes.
+#[inline(always)]
+pub(super) fn copy(from: &[f32], to: &mut [f32]) {
+    let (mut from8, mut to8) = (from.chunks_exact(8), to.chunks_exact_mut(8));
+    for (from, to) in (&mut from8).zip(&mut to8) {
+        to.copy_from_slice(from);
+    }
+    for (from, to) in from8.remainder().iter().zip(to8.into_remainder()) {
+        *to = *from;
+    }
+}
+
+/// Moves weights against their gradients.
+pub(super) struct Moving<'a, R> {
+    pub width: usize,
+    pub rule: &'a R,
+    /// What the learning rate is multiplied by.
+    pub factor: f32,
+    /// Those of all ids, one after the other.
+    pub gradients: &'a [f32],
+}
+
+impl<R: Rule> Work for Moving<'_, R> {
+    #[inline(always)]
+    fn on(&mut self, rows: &mut Slabs, place: usize, number: u32) {
+        let (weights, slots) = rows.row_mut(number).split_at_mut(self.width);
+        self.rule.apply(weights, slots, &self.gradients[place * self.width..][..self.width], self.factor);
+    }
+}
+
+/// The same where so much of a weight is added to its gradient.
+pub(super) struct Decaying<'a, R> {
+    pub moving: Moving<'a, R>,
+    pub l2: f32,
+    /// As wide as a row.
+    pub sum: Vec<f32>,
+}
+
+impl<R: Rule> Work for Decaying<'_, R> {
+    #[inline(always)]
+    fn on(&mut self, rows: &mut Slabs, place: usize, number: u32) {
+        let Moving { width, rule, factor, gradients } = self.moving;
+        let (weights, slots) = rows.row_mut(number).split_at_mut(width);
+        for ((sum, w), g) in self.sum.iter_mut().zip(&*weights).zip(&gradients[place * width..][..width]) {
+            *sum = g + self.l2 * w;
+        }
+        rule.apply(weights, slots, &self.sum, factor);
+    }
+}
