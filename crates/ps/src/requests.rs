@@ -3,9 +3,10 @@
 //! A frame is read twice: once to see that all of it is well-formed and has an answer of allowed length,
 //! and once to do what it asks for. So nothing of a malformed frame is ever done.
 
-use elasticdl_spec::PartitionId;
+use elasticdl_spec::{PartitionId, Precision};
 use elasticdl_wire as wire;
 use elasticdl_wire::failpoint;
+use elasticdl_wire::floats;
 use elasticdl_wire::frame::{Frame, Limits, Payload};
 use elasticdl_wire::ps::{self, Answer, PullMode, Status, kind};
 
@@ -22,12 +23,17 @@ pub struct Requests<'p> {
     answers: Vec<Answer>,
     tables: Vec<RowGradients<'static>>,
     tensors: Vec<&'static [f32]>,
+    rounded: Rounded,
 }
+
+/// Room for what does not travel as f32: by table, its rows or gradients.
+type Rounded = Vec<Vec<f32>>;
 
 impl<'p> Requests<'p> {
     /// Answers from these partitions; an answer is no longer than a request may be.
     pub fn new(partitions: &'p Partitions, limits: Limits) -> Self {
-        Requests { partitions, limits, answers: Vec::new(), tables: Vec::new(), tensors: Vec::new() }
+        let rounded = vec![Vec::new(); partitions.model().shape.tables.len()];
+        Requests { partitions, limits, answers: Vec::new(), tables: Vec::new(), tensors: Vec::new(), rounded }
     }
 
     /// Does what `request` asks for and writes the answer to `reply`.
@@ -68,7 +74,8 @@ impl<'p> Requests<'p> {
             for _ in &model.shape.tables {
                 ps::take_ids(&mut payload)?;
             }
-            let pulled = self.partitions.with(id, |p| pull_part(p, incarnation, mode, ids, reply));
+            let pulled =
+                self.partitions.with(id, |p| pull_part(p, incarnation, mode, ids, &mut self.rounded, reply));
             match pulled {
                 Some(outcome) => outcome?,
                 None => reply.put_all(&[u64::from(id.0), Status::NotHere.word(), 0]),
@@ -86,13 +93,11 @@ impl<'p> Requests<'p> {
         land: fn(&mut Partition, &Push<'_>) -> Result<Answer>,
     ) -> Result<()> {
         let model = self.partitions.model();
-        let mut tables = emptied(std::mem::take(&mut self.tables));
-        let mut tensors = emptied(std::mem::take(&mut self.tensors));
         let mut payload = request.payload();
         let (header, parts) = ps::take_push(&mut payload)?;
         let first = payload;
         for _ in 0..parts {
-            take_push_part(&mut payload, model, &mut tables, &mut tensors)?;
+            pass_push_part(&mut payload, model)?;
         }
         payload.end()?;
 
@@ -102,13 +107,16 @@ impl<'p> Requests<'p> {
             if part > 0 && request.kind() == kind::PUSH {
                 between_partitions()?;
             }
-            let (id, incarnation) = take_push_part(&mut payload, model, &mut tables, &mut tensors)?;
+            let (id, incarnation) = take_rounded(payload, model, &mut self.rounded)?;
+            let mut tables = emptied(std::mem::take(&mut self.tables));
+            let mut tensors = emptied(std::mem::take(&mut self.tensors));
+            take_push_part(&mut payload, model, &self.rounded, &mut tables, &mut tensors)?;
             let push = Push { header, incarnation, tables: &tables, tensors: &tensors };
             let answer = self.partitions.with(id, |p| land(p, &push)).unwrap_or(Ok(not_here(id)))?;
             self.answers.push(answer);
+            self.tables = emptied(tables);
+            self.tensors = emptied(tensors);
         }
-        self.tables = emptied(tables);
-        self.tensors = emptied(tensors);
         self.partitions.count_push();
         ps::answers(reply, kind::PUSHED, request.request(), &self.answers);
         Ok(())
@@ -170,9 +178,9 @@ fn check_pull(mut payload: Payload<'_>, model: &Model) -> Result<u64> {
     for _ in 0..parts {
         let (id, _) = ps::take_part(&mut payload)?;
         words += 3;
-        for table in &model.shape.tables {
-            let floats = ps::take_ids(&mut payload)?.len().saturating_mul(table.width());
-            words += floats.div_ceil(2) as u64;
+        for (table, spec) in model.shape.tables.iter().zip(model.tables()) {
+            let count = ps::take_ids(&mut payload)?.len().saturating_mul(table.width());
+            words += floats::words(spec.wire, count) as u64;
         }
         if mode.tensors {
             let lengths = tensors_of(model, id)?.iter().map(|i| model.shape.tensors[*i].len());
@@ -188,6 +196,7 @@ fn pull_part(
     incarnation: u64,
     mode: PullMode,
     mut payload: Payload<'_>,
+    rounded: &mut Rounded,
     reply: &mut Frame,
 ) -> Result<()> {
     let status = partition.admit(incarnation);
@@ -195,13 +204,24 @@ fn pull_part(
     if status != Status::Ok {
         return Ok(());
     }
-    for table in 0..partition.tables().len() {
+    for (table, room) in rounded.iter_mut().enumerate() {
         let ids = ps::take_ids(&mut payload)?;
-        let out = reply.grow_floats(ids.len() * partition.tables()[table].shape().width());
+        let count = ids.len() * partition.tables()[table].shape().width();
+        let precision = partition.model().tables()[table].wire;
+        let out = match precision {
+            Precision::F32 => reply.grow_floats(count),
+            _ => {
+                room.resize(count, 0.0);
+                &mut room[..]
+            }
+        };
         if mode.births {
             partition.pull(table, ids, out)?;
         } else {
             partition.read(table, ids, out);
+        }
+        if precision != Precision::F32 {
+            floats::put(reply, precision, room);
         }
     }
     if mode.tensors {
@@ -210,27 +230,72 @@ fn pull_part(
     Ok(())
 }
 
-/// Reads a partition's part of a PUSH; its gradients take the place of what the vectors held.
-fn take_push_part<'a>(
-    payload: &mut Payload<'a>,
+/// Passes over a partition's part of a PUSH, all of which must be there.
+fn pass_push_part(payload: &mut Payload<'_>, model: &Model) -> Result<()> {
+    let (id, _) = ps::take_part(payload)?;
+    payload.take()?;
+    for (table, spec) in model.shape.tables.iter().zip(model.tables()) {
+        let count = ps::take_ids(payload)?.len().saturating_mul(table.width());
+        payload.take_all(floats::words(spec.wire, count))?;
+    }
+    for tensor in tensors_of(model, id)? {
+        payload.take_floats(model.shape.tensors[*tensor].len())?;
+    }
+    Ok(())
+}
+
+/// Reads from a partition's part of a PUSH the gradients that do not travel as f32, and whose they are.
+fn take_rounded(
+    mut payload: Payload<'_>,
     model: &Model,
+    rounded: &mut Rounded,
+) -> Result<(PartitionId, u64)> {
+    let whose = ps::take_part(&mut payload)?;
+    payload.take()?;
+    for ((table, spec), room) in model.shape.tables.iter().zip(model.tables()).zip(rounded) {
+        let count = ps::take_ids(&mut payload)?.len() * table.width();
+        match spec.wire {
+            Precision::F32 => {
+                payload.take_floats(count)?;
+            }
+            precision => {
+                room.resize(count, 0.0);
+                floats::take(&mut payload, precision, room)?;
+            }
+        }
+    }
+    Ok(whose)
+}
+
+/// Reads a partition's part of a PUSH; its gradients take the place of what the vectors held.
+fn take_push_part<'a, 'p: 'a>(
+    payload: &mut Payload<'p>,
+    model: &Model,
+    rounded: &'a Rounded,
     tables: &mut Vec<RowGradients<'a>>,
     tensors: &mut Vec<&'a [f32]>,
-) -> Result<(PartitionId, u64)> {
+) -> Result<()> {
     tables.clear();
     tensors.clear();
-    let (id, incarnation) = ps::take_part(payload)?;
+    let (id, _) = ps::take_part(payload)?;
     // How far the rows have moved since they were pulled: nothing depends on it yet.
     let _version_pulled = payload.take()?;
-    for table in &model.shape.tables {
+    for ((table, spec), room) in model.shape.tables.iter().zip(model.tables()).zip(rounded) {
         let ids = ps::take_ids(payload)?;
-        let gradients = payload.take_floats(ids.len().saturating_mul(table.width()))?;
+        let count = ids.len() * table.width();
+        let gradients = match spec.wire {
+            Precision::F32 => payload.take_floats(count)?,
+            precision => {
+                payload.take_all(floats::words(precision, count))?;
+                &room[..]
+            }
+        };
         tables.push(RowGradients { ids, gradients });
     }
     for tensor in tensors_of(model, id)? {
         tensors.push(payload.take_floats(model.shape.tensors[*tensor].len())?);
     }
-    Ok((id, incarnation))
+    Ok(())
 }
 
 fn tensors_of(model: &Model, id: PartitionId) -> Result<&[usize]> {
@@ -252,16 +317,67 @@ fn emptied<T, U>(mut items: Vec<T>) -> Vec<U> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use elasticdl_spec::{LeaseId, TaskId};
     use proptest::prelude::*;
 
     use super::*;
-    use crate::test_model::model;
+    use crate::test_model::{ids_of, model, rounded_model};
 
     fn partitions() -> Partitions {
-        let partitions = Partitions::new(model());
-        (0..3).for_each(|id| partitions.open(Partition::new(model(), PartitionId(id), 1)));
+        partitions_of(&model())
+    }
+
+    fn partitions_of(model: &Arc<Model>) -> Partitions {
+        let partitions = Partitions::new(Arc::clone(model));
+        (0..3).for_each(|id| partitions.open(Partition::new(Arc::clone(model), PartitionId(id), 1)));
         partitions
+    }
+
+    /// Goal: rows come rounded as their table says, gradients are read as they were sent, and the row itself keeps
+    /// all its bits.
+    #[test]
+    fn rows_and_gradients_travel_in_the_precision_of_their_table() {
+        let partitions = partitions_of(&rounded_model());
+        let mut requests = Requests::new(&partitions, Limits::default());
+        let (mut frame, mut reply) = (Frame::default(), Frame::default());
+        let place = PartitionId(1);
+        let ids = ids_of(place, 3);
+        let lease = LeaseId { term: 1, n: 1 };
+        let header = ps::PushHeader { task: TaskId::train(0, 0), batch: 0, lease, records: 1, factor: 1.0 };
+        ps::begin_push(&mut frame, 1, header, 1);
+        ps::put_part(&mut frame, place, 1);
+        frame.put(0);
+        for (precision, width) in [(Precision::F16, 3), (Precision::Bf16, 2)] {
+            ps::put_ids(&mut frame, &ids);
+            // One and a bit that only f16 keeps.
+            floats::put(&mut frame, precision, &vec![-1.001_953_1; 3 * width]);
+        }
+        for tensor in model().tensors_of(place).unwrap() {
+            frame.put_floats(&vec![0.0; model().shape.tensors[*tensor].len()]);
+        }
+        requests.answer(&frame, &mut reply).unwrap();
+        assert_eq!(ps::take_answers(reply.payload()).unwrap()[0].status, Status::Ok);
+
+        ps::begin_pull(&mut frame, 2, PullMode { births: true, tensors: false }, 1);
+        ps::put_part(&mut frame, place, 1);
+        (0..2).for_each(|_| ps::put_ids(&mut frame, &ids));
+        requests.answer(&frame, &mut reply).unwrap();
+        let mut payload = reply.payload();
+        payload.take_all(4).unwrap();
+        let moved = [1.001_953_1, 1.0];
+        for (table, precision) in [Precision::F16, Precision::Bf16].into_iter().enumerate() {
+            let width = model().shape.tables[table].width();
+            let (mut pulled, mut held) = (vec![0.0; 3 * width], vec![0.0; 3 * width]);
+            floats::take(&mut payload, precision, &mut pulled).unwrap();
+            partitions.with(place, |p| p.read(table, &ids, &mut held)).unwrap();
+            // The first weight of a row is born zero.
+            assert_eq!((held[0], pulled[0]), (moved[table], moved[table]), "{precision:?}");
+            let near = pulled.iter().zip(&held).all(|(a, b)| (a - b).abs() <= b.abs() / 256.0);
+            assert!(near && pulled != held, "{precision:?}: {pulled:?} for {held:?}");
+        }
+        payload.end().unwrap();
     }
 
     #[test]
@@ -324,8 +440,9 @@ mod tests {
                 any::<u32>(),
             ],
             words in proptest::collection::vec(prop_oneof![8 => 0..4u64, 1 => any::<u64>()], 0..60),
+            rounded: bool,
         ) {
-            let partitions = partitions();
+            let partitions = partitions_of(&if rounded { rounded_model() } else { model() });
             let mut requests = Requests::new(&partitions, Limits { words_max: 1 << 12 });
             let (mut frame, mut reply) = (Frame::default(), Frame::default());
             frame.begin(request, 1);

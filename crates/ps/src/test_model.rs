@@ -36,6 +36,16 @@ pub(crate) fn model() -> Arc<Model> {
     model_with(OptimizerSpec::Adagrad { learning_rate: 0.1, initial_accumulator: 0.1, epsilon: 1e-10 })
 }
 
+/// A model whose tables travel as f16 and as bf16.
+pub(crate) fn rounded_model() -> Arc<Model> {
+    let said = r#"{ "users": { "wire": "f16" }, "items": { "wire": "bf16" } }"#;
+    let tables = serde_json::from_str(said).expect("a sound setting");
+    Arc::new(
+        Model::new("test", shape(), OptimizerSpec::Sgd { learning_rate: 1.0 }, SEED, PARTITIONS)
+            .with_tables(&tables),
+    )
+}
+
 /// The first `count` ids that live in `partition`.
 pub(crate) fn ids_of(partition: PartitionId, count: usize) -> Vec<u64> {
     (0..).filter(|id| partition_of_row(*id, PARTITIONS) == partition).take(count).collect()

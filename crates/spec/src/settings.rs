@@ -328,7 +328,7 @@ pub const SETTINGS: &[Setting] = &[
         "tables",
         Rule::Mapping,
         Value("{}"),
-        "Settings of single tables by name, and of all by \"*\", as in { \"*\": { l2: 1e-6 } }; what is said of one counts before what is said of all. l2: so much of each weight of a row is added to its gradient whenever the row is trained.",
+        "Settings of single tables by name, and of all by \"*\", as in { \"*\": { l2: 1e-6 } }; what is said of one counts before what is said of all. l2: so much of each weight of a row is added to its gradient whenever the row is trained. wire: how rows and gradients travel between workers and servers, f32 as they are, bf16 or f16 rounded and half as long.",
     ),
     setting(
         "evaluate.every",

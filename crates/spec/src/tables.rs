@@ -23,7 +23,23 @@ pub struct TableSetting {
 }
 
 /// All keys.
-pub const TABLE_SETTINGS: &[TableSetting] = &[TableSetting { key: "l2", rule: Rule::NotNegative }];
+pub const TABLE_SETTINGS: &[TableSetting] = &[
+    TableSetting { key: "l2", rule: Rule::NotNegative },
+    TableSetting { key: "wire", rule: Rule::OneOf(&["f32", "bf16", "f16"]) },
+];
+
+/// How exact the numbers are that travel between workers and servers. Servers and workers compute with f32.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// As they are.
+    #[default]
+    F32,
+    /// The range of f32 and 8 bits of precision.
+    Bf16,
+    /// 11 bits of precision, up to 65,504.
+    F16,
+}
 
 /// What counts for one table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -31,6 +47,8 @@ pub const TABLE_SETTINGS: &[TableSetting] = &[TableSetting { key: "l2", rule: Ru
 pub struct TableSpec {
     /// So much of a weight is added to its gradient before the optimizer's rule is applied; 0: nothing.
     pub l2: f32,
+    /// How its rows and their gradients travel.
+    pub wire: Precision,
 }
 
 /// What was said of tables, checked.
@@ -63,16 +81,18 @@ mod tests {
 
     #[test]
     fn what_is_said_of_one_table_counts_before_what_is_said_of_all() {
-        let said = tables(r#"{ "*": { "l2": 0.5 }, "users": { "l2": 0.25 }, "items": {} }"#);
-        assert_eq!(said.of("users"), TableSpec { l2: 0.25 });
-        assert_eq!(said.of("items"), TableSpec { l2: 0.5 });
-        assert_eq!(said.of("others"), TableSpec { l2: 0.5 });
+        let said = tables(
+            r#"{ "*": { "l2": 0.5, "wire": "f16" }, "users": { "l2": 0.25 }, "items": { "wire": "bf16" } }"#,
+        );
+        assert_eq!(said.of("users"), TableSpec { l2: 0.25, wire: Precision::F16 });
+        assert_eq!(said.of("items"), TableSpec { l2: 0.5, wire: Precision::Bf16 });
+        assert_eq!(said.of("others"), TableSpec { l2: 0.5, wire: Precision::F16 });
         assert_eq!(said.names().collect::<Vec<_>>(), ["items", "users"]);
     }
 
     #[test]
     fn nothing_said_is_the_default() {
-        assert_eq!(TablesSpec::default().of("users"), TableSpec { l2: 0.0 });
+        assert_eq!(TablesSpec::default().of("users"), TableSpec { l2: 0.0, wire: Precision::F32 });
     }
 
     /// Goal: a key that is checked is also read.

@@ -78,6 +78,14 @@ impl Frame {
         &mut room[..count]
     }
 
+    /// The same for numbers of 16 bits, four to a word.
+    pub fn grow_halves(&mut self, count: usize) -> &mut [u16] {
+        let room: &mut [u16] = bytemuck::cast_slice_mut(self.grow(count.div_ceil(4)));
+        let (numbers, padding) = room.split_at_mut(count);
+        padding.fill(0);
+        numbers
+    }
+
     /// Appends bytes with their length before them.
     pub fn put_bytes(&mut self, bytes: &[u8]) {
         self.put(bytes.len() as u64);
@@ -208,6 +216,11 @@ impl<'a> Payload<'a> {
     /// The next `count` floats, in place.
     pub fn take_floats(&mut self, count: usize) -> Result<&'a [f32]> {
         Ok(&bytemuck::cast_slice(self.take_all(count.div_ceil(2))?)[..count])
+    }
+
+    /// The next `count` numbers of 16 bits, in place.
+    pub fn take_halves(&mut self, count: usize) -> Result<&'a [u16]> {
+        Ok(&bytemuck::cast_slice(self.take_all(count.div_ceil(4))?)[..count])
     }
 
     /// Bytes with their length before them.

@@ -1,7 +1,7 @@
 //! What the roles say to each other, and nothing of what they decide.
 //!
 //! - [`control`]: gRPC between every process and the master (generated; the only protobuf).
-//! - [`frame`], [`ps`]: length-prefixed frames between workers and servers, read in place.
+//! - [`frame`], [`ps`], [`floats`]: length-prefixed frames between workers and servers, read in place.
 //! - [`stream`]: what frames travel over, plain TCP or TLS.
 //! - [`auth`]: the job's token, which every call carries.
 //! - [`tls`]: the job's certificate, which every connection beyond this machine shows.
@@ -13,6 +13,7 @@ pub mod auth;
 pub mod client;
 pub mod error;
 pub mod failpoint;
+pub mod floats;
 pub mod frame;
 pub mod ps;
 pub mod retry;

@@ -2,7 +2,8 @@
 //!
 //! All numbers are words (see [`crate::frame`]); `[x]` repeats. Tables and tensors come in the order of
 //! the plan's `ModelShape`; a partition's tensors are those that `placement::partition_of_tensor` puts
-//! there, in that order too.
+//! there, in that order too. Rows and their gradients travel in the precision of their table
+//! ([`crate::floats`]), tensors as f32.
 //!
 //! | frame | payload |
 //! | --- | --- |

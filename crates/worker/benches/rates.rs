@@ -93,6 +93,7 @@ fn pipeline(name: &str, hidden: &[usize], threads: usize) {
     let stop = Stop::default();
     let client = ps_client::Config {
         shape: Arc::clone(&shape),
+        tables: elasticdl_spec::TablesSpec::default(),
         partitions: PARTITIONS,
         directory: Arc::new(Directory::new(PARTITIONS, Box::new(Fixed(addresses)))),
         token: Token::new(TOKEN).expect("long enough"),

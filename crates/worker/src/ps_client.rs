@@ -12,7 +12,8 @@ mod staged;
 use std::sync::Arc;
 
 use elasticdl_spec::placement::partition_of_tensor;
-use elasticdl_spec::{LeaseId, ModelShape, PartitionId, TaskId};
+use elasticdl_spec::{LeaseId, ModelShape, PartitionId, Precision, TablesSpec, TaskId};
+use elasticdl_wire::floats;
 use elasticdl_wire::frame::{Frame, Payload};
 use elasticdl_wire::ps::{self, Answer, Commit, PullMode, Status, kind};
 use elasticdl_wire::{Identity, Token};
@@ -31,6 +32,8 @@ pub use self::directory::{Directory, Place, Places, Topology};
 pub struct Config {
     /// The model as the servers see it.
     pub shape: Arc<ModelShape>,
+    /// What the job says of single tables.
+    pub tables: TablesSpec,
     /// How many partitions the job has.
     pub partitions: u32,
     /// Where they are.
@@ -57,8 +60,8 @@ pub struct PsClient {
 impl PsClient {
     /// A client that connects when first used.
     pub fn new(config: Config) -> Self {
-        let Config { shape, partitions, directory, token, identity, worker, staged, stop } = config;
-        let codec = Arc::new(Codec::new(shape, partitions));
+        let Config { shape, tables, partitions, directory, token, identity, worker, staged, stop } = config;
+        let codec = Arc::new(Codec::new(shape, &tables, partitions));
         let caller = Caller { token, identity, worker };
         PsClient { codec, links: Links::new(directory, caller, stop), staged }
     }
@@ -182,18 +185,20 @@ struct Codec {
     partitions: u32,
     /// By partition: the tensors that live there, in shape order.
     tensors: Vec<Vec<usize>>,
-    /// By table: floats per row.
+    /// By table: floats per row, and how they travel.
     widths: Vec<usize>,
+    precisions: Vec<Precision>,
 }
 
 impl Codec {
-    fn new(shape: Arc<ModelShape>, partitions: u32) -> Self {
+    fn new(shape: Arc<ModelShape>, tables_spec: &TablesSpec, partitions: u32) -> Self {
         let mut tensors = vec![vec![]; partitions as usize];
         for (i, tensor) in shape.tensors.iter().enumerate() {
             tensors[partition_of_tensor(&tensor.name, partitions).0 as usize].push(i);
         }
         let widths = shape.tables.iter().map(|table| table.width()).collect();
-        Codec { shape, partitions, tensors, widths }
+        let precisions = shape.tables.iter().map(|table| tables_spec.of(&table.name).wire).collect();
+        Codec { shape, partitions, tensors, widths, precisions }
     }
 
     fn tensors_of(&self, partition: PartitionId) -> &[usize] {
@@ -248,9 +253,8 @@ impl Codec {
             }
             into.versions[partition.0 as usize] = version;
             let part = keys.part(partition);
-            for (rows, width) in into.rows.iter_mut().zip(&self.widths) {
-                let rows = &mut rows[part.start * width..part.end * width];
-                rows.copy_from_slice(payload.take_floats(rows.len())?);
+            for ((rows, width), precision) in into.rows.iter_mut().zip(&self.widths).zip(&self.precisions) {
+                floats::take(&mut payload, *precision, &mut rows[part.start * width..part.end * width])?;
             }
             if mode.tensors {
                 for &tensor in self.tensors_of(partition) {
@@ -269,9 +273,10 @@ impl Codec {
             ps::put_part(frame, partition, incarnation);
             frame.put(push.versions[partition.0 as usize]);
             let part = push.keys.part(partition);
-            for (gradients, width) in push.gradients.tables.iter().zip(&self.widths) {
+            let gradients = push.gradients.tables.iter().zip(&self.widths).zip(&self.precisions);
+            for ((gradients, width), precision) in gradients {
                 ps::put_ids(frame, &push.keys.ids()[part.clone()]);
-                frame.put_floats(&gradients[part.start * width..part.end * width]);
+                floats::put(frame, *precision, &gradients[part.start * width..part.end * width]);
             }
             for &tensor in self.tensors_of(partition) {
                 frame.put_floats(&push.gradients.tensors[tensor]);

@@ -155,6 +155,7 @@ fn start_stages(
     let places = MasterPlaces { master: master.clone(), runtime: Handle::current() };
     let client = ps_client::Config {
         shape: Arc::clone(&shape),
+        tables: job.tables.clone(),
         partitions: job.servers.partitions,
         directory: Arc::new(Directory::new(job.servers.partitions, Box::new(places))),
         token: config.token.clone(),

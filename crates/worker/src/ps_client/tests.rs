@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use elasticdl_nn::Gradients;
-use elasticdl_spec::TaskId;
+use elasticdl_spec::{TablesSpec, TaskId};
 use elasticdl_wire::ps::PushHeader;
 
 use super::*;
@@ -68,6 +68,7 @@ impl Rig {
         let stop = Stop::default();
         let client = PsClient::new(Config {
             shape: Arc::new(shape()),
+            tables: TablesSpec::default(),
             partitions: PARTITIONS,
             directory: Arc::new(Directory::new(PARTITIONS, Box::new(map.clone()))),
             token: Token::new(TOKEN).unwrap(),

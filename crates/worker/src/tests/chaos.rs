@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use elasticdl_spec::mix::Rng;
-use elasticdl_spec::{PartitionId, TaskId};
+use elasticdl_spec::{PartitionId, TablesSpec, TaskId};
 use elasticdl_wire::Token;
 use tokio::sync::mpsc::unbounded_channel;
 
@@ -75,6 +75,7 @@ fn train(world: &Arc<Mutex<World>>, servers: &[FakeServer], depth: usize) -> u64
     let stop = Stop::default();
     let client = ps_client::Config {
         shape: Arc::new(fake::shape()),
+        tables: TablesSpec::default(),
         partitions: PARTITIONS,
         directory: Arc::new(Directory::new(PARTITIONS, Box::new(places))),
         token: Token::new(TOKEN).unwrap(),

@@ -11,7 +11,7 @@ use elasticdl_ps::{Model as PsModel, Partition, Partitions};
 use elasticdl_spec::mix::{Rng, mix2};
 use elasticdl_spec::placement::partition_of_row;
 use elasticdl_spec::schedule::{Decay, Position, Schedule};
-use elasticdl_spec::{OptimizerSpec, PartitionId, TaskId};
+use elasticdl_spec::{OptimizerSpec, PartitionId, TablesSpec, TaskId};
 use elasticdl_wire::Token;
 use elasticdl_wire::frame::{Frame, Limits};
 use elasticdl_wire::ps::{PushHeader, kind};
@@ -64,6 +64,7 @@ impl Life {
 /// All partitions, each with a server of its own.
 pub(super) struct Real {
     partitions: Arc<Partitions>,
+    tables: TablesSpec,
     life: Arc<Mutex<Option<Life>>>,
     addresses: Vec<String>,
 }
@@ -72,18 +73,19 @@ impl Real {
     fn start() -> Self {
         let optimizer =
             OptimizerSpec::Adagrad { learning_rate: 0.5, initial_accumulator: 0.1, epsilon: 1e-8 };
-        Real::with(optimizer)
+        Real::with(optimizer, TablesSpec::default())
     }
 
-    pub(super) fn with(optimizer: OptimizerSpec) -> Self {
-        let model = Arc::new(PsModel::new("test", shape(), optimizer, 7, PARTITIONS));
+    pub(super) fn with(optimizer: OptimizerSpec, tables: TablesSpec) -> Self {
+        let model = PsModel::new("test", shape(), optimizer, 7, PARTITIONS).with_tables(&tables);
+        let model = Arc::new(model);
         let partitions = Arc::new(Partitions::new(Arc::clone(&model)));
         for id in (0..PARTITIONS).map(PartitionId) {
             partitions.open(Partition::new(Arc::clone(&model), id, 1));
         }
         let life = Arc::default();
         let addresses = (0..PARTITIONS).map(|_| serve(&partitions, &life)).collect();
-        Real { partitions, life, addresses }
+        Real { partitions, tables, life, addresses }
     }
 
     /// Serves, without anybody that dies.
@@ -97,6 +99,7 @@ impl Real {
         let places = Fixed(self.addresses.clone());
         ps_client::Config {
             shape: Arc::new(shape()),
+            tables: self.tables.clone(),
             partitions: PARTITIONS,
             directory: Arc::new(Directory::new(PARTITIONS, Box::new(places))),
             token: Token::new(TOKEN).unwrap(),

@@ -17,17 +17,17 @@ use crate::stop::Stop;
 const TASKS: u64 = 8;
 const BATCHES: u64 = 12;
 
-fn job(train: &str) -> JobSpec {
+fn job(train: &str, tables: &str) -> JobSpec {
     let file = format!(
         "{{apiVersion: elasticdl.org/v1, kind: ElasticJob, metadata: {{name: j}}, spec: {{model: {{zoo: lr}}, \
-         data: {{train: t, layout: criteo}}, train: {{{train}}}}}}}"
+         data: {{train: t, layout: criteo}}, train: {{{train}}}, tables: {{{tables}}}}}}}"
     );
     resolve(&Inputs { file: Some(&file), ..Inputs::default() }).unwrap().job
 }
 
 /// Trains all tasks once; the mean loss of the first batch, and that of the second half of them.
 fn losses(job: &JobSpec) -> (f64, f64) {
-    let world = Real::with(job.train.optimizer);
+    let world = Real::with(job.train.optimizer, job.tables.clone());
     world.begin();
     let (stop, (events, mut happening)) = (Stop::default(), unbounded_channel());
     let client = world.client(false, &stop);
@@ -88,9 +88,20 @@ fn every_optimizer_learns() {
     for (name, rate) in rates {
         for more in ["", ", schedule: cosine, learning_rate_end: 1e-3, warmup_steps: 8, clip_norm: 1"] {
             let train = format!("optimizer: {name}, learning_rate: {rate}{more}");
-            let (start, end) = losses(&job(&train));
+            let (start, end) = losses(&job(&train, ""));
             assert!((start - std::f64::consts::LN_2).abs() < 0.05, "{train}: {start}");
             assert!(end < 0.645 && end < start - 0.03, "{train}: {start} {end}");
         }
+    }
+}
+
+/// Goal: what is rounded on its way is still trained on, to about the same loss and not to the very same.
+#[test]
+fn every_precision_learns() {
+    let train = "optimizer: adagrad, learning_rate: 0.1";
+    let (_, exact) = losses(&job(train, ""));
+    for precision in ["bf16", "f16"] {
+        let (_, rounded) = losses(&job(train, &format!("'*': {{wire: {precision}}}")));
+        assert!((rounded - exact).abs() < 1e-3 && rounded != exact, "{precision}: {rounded} for {exact}");
     }
 }

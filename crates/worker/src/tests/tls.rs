@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use elasticdl_nn::Gradients;
 use elasticdl_ps::{Model as PsModel, Partition, Partitions, Server};
-use elasticdl_spec::{OptimizerSpec, PartitionId, TaskId};
+use elasticdl_spec::{OptimizerSpec, PartitionId, TablesSpec, TaskId};
 use elasticdl_wire::ps::{PullMode, PushHeader};
 use elasticdl_wire::{Identity, Token};
 
@@ -86,6 +86,7 @@ impl Rig {
     fn new(at: &At, identity: Option<&Identity>) -> Self {
         let client = PsClient::new(ps_client::Config {
             shape: Arc::new(shape()),
+            tables: TablesSpec::default(),
             partitions: PARTITIONS,
             directory: Arc::new(Directory::new(PARTITIONS, Box::new(at.clone()))),
             token: Token::new(TOKEN).unwrap(),

@@ -120,7 +120,10 @@ fn gradients_are_clipped_where_the_file_says_so() {
 fn tables_have_settings_of_their_own() {
     let tables = |more| with("", more).map(|resolved| resolved.job.tables);
     let said = tables("tables: { '*': { l2: 1e-6 }, users: { l2: 0.5 } }").unwrap();
-    assert_eq!((said.of("users"), said.of("items")), (TableSpec { l2: 0.5 }, TableSpec { l2: 1e-6 }));
+    assert_eq!(
+        (said.of("users"), said.of("items")),
+        (TableSpec { l2: 0.5, ..TableSpec::default() }, TableSpec { l2: 1e-6, ..TableSpec::default() })
+    );
     assert_eq!(tables("").unwrap(), Default::default());
     assert_eq!(
         tables("tables: { users: { l3: 1 }, items: { l2: -1 }, all: 7 }").unwrap_err(),
@@ -128,7 +131,7 @@ fn tables_have_settings_of_their_own() {
   hint: did you mean l2?
 spec.tables.items.l2: -1 was given; this takes a number of at least 0
 spec.tables.all: 7 was given; this takes a mapping
-  hint: keys here: l2"
+  hint: keys here: l2, wire"
     );
 }
 
