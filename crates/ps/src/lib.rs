@@ -27,6 +27,7 @@ pub mod partitions;
 pub mod requests;
 pub mod run;
 pub mod server;
+pub mod staleness;
 pub mod table;
 pub mod tensor;
 

@@ -16,6 +16,8 @@ pub struct Model {
     pub seed: u64,
     /// How many partitions the job has.
     pub partitions: u32,
+    /// Whether the learning rate of a batch is divided by its staleness.
+    pub modulates: bool,
     /// For each table, what the job says of it.
     tables: Vec<TableSpec>,
     /// For each partition, which tensors of the shape are its own.
@@ -32,7 +34,7 @@ impl Model {
             tensors[partition_of_tensor(&tensor.name, partitions).0 as usize].push(i);
         }
         let tables = vec![TableSpec::default(); shape.tables.len()];
-        Model { job: job.into(), shape, optimizer, seed, partitions, tables, tensors }
+        Model { job: job.into(), shape, optimizer, seed, partitions, modulates: false, tables, tensors }
     }
 
     /// The same with what a job says of single tables.
@@ -45,8 +47,9 @@ impl Model {
     pub fn of(plan: &Plan) -> Self {
         let job = &plan.job;
         let partitions = job.servers.partitions;
-        Model::new(&job.name, plan.shape.clone(), job.train.optimizer, job.train.seed, partitions)
-            .with_tables(&job.tables)
+        let model =
+            Model::new(&job.name, plan.shape.clone(), job.train.optimizer, job.train.seed, partitions);
+        Model { modulates: job.train.staleness_modulation, ..model.with_tables(&job.tables) }
     }
 
     /// What the job says of each table of the shape.

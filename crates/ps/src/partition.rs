@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::marks::Marks;
 use crate::model::Model;
 use crate::optimizer::Optimizer;
+use crate::staleness::Staleness;
 use crate::table::Table;
 use crate::tensor::Tensor;
 
@@ -38,6 +39,8 @@ pub struct Partition {
     memory: Memory,
     /// What waits to be committed. It is not remembered: no checkpoint holds it.
     stage: Stage,
+    /// How stale the gradients were that this life of it has applied.
+    staleness: Staleness,
 }
 
 /// What a partition remembers besides rows and tensors.
@@ -58,6 +61,8 @@ pub struct Push<'a> {
     pub header: PushHeader,
     /// The incarnation that the worker believes in.
     pub incarnation: u64,
+    /// How many pushes the partition had applied when the batch was pulled.
+    pub version: u64,
     /// Rows' gradients for every table of the model; a table that nothing touches comes with no ids.
     pub tables: &'a [RowGradients<'a>],
     /// Gradients of the tensors that live here.
@@ -93,6 +98,7 @@ impl Partition {
                 .collect(),
             memory: Memory::default(),
             stage: Stage::default(),
+            staleness: Staleness::default(),
             optimizer,
             optimizer_of_tensors,
             model,
@@ -112,6 +118,11 @@ impl Partition {
     /// How many pushes were applied.
     pub fn version(&self) -> u64 {
         self.memory.version
+    }
+
+    /// How stale the gradients were that this life of it has applied.
+    pub fn staleness(&self) -> &Staleness {
+        &self.staleness
     }
 
     /// The model it is a part of.
@@ -221,6 +232,9 @@ impl Partition {
     /// The only place where rows, tensors, mark, version and audit change.
     fn apply(&mut self, push: &Push<'_>) -> u64 {
         let PushHeader { task, batch, lease, records, factor } = push.header;
+        let staleness = self.memory.version.saturating_sub(push.version);
+        self.staleness.count(staleness);
+        let factor = if self.model.modulates { factor / staleness.max(1) as f32 } else { factor };
         // A batch of which every record was set aside teaches nothing, and moves the mark all the same.
         if records > 0 {
             for (table, rows) in self.tables.iter_mut().zip(push.tables) {

@@ -17,6 +17,8 @@ use crate::closed::Closed;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::partition::Partition;
+use crate::staleness::Staleness;
+use crate::table::Table;
 
 /// All partitions of a server. Shared by its connections.
 #[derive(Debug)]
@@ -34,8 +36,14 @@ pub struct Gauges {
     pub rows: u64,
     /// Bytes of rows, slots, index and tensors.
     pub bytes: u64,
+    /// Bytes of the tables alone.
+    pub table_bytes: u64,
+    /// Rows that their indexes have places for.
+    pub places: u64,
     /// Pushes applied by the partition that applied the most.
     pub version: u64,
+    /// How many pushes were 0, 1, 2 to 3, 4 to 7… pushes late.
+    pub staleness: Staleness,
     /// Pull requests answered.
     pub pulls: u64,
     /// Push requests answered.
@@ -112,10 +120,13 @@ impl Partitions {
             ..Gauges::default()
         };
         for (partition, sizes) in self.each(sizes) {
-            let (rows, bytes, version) = sizes.ok_or(Error::Torn { partition })?;
-            gauges.rows += rows;
-            gauges.bytes += bytes;
-            gauges.version = gauges.version.max(version);
+            let one = sizes.ok_or(Error::Torn { partition })?;
+            gauges.rows += one.rows;
+            gauges.bytes += one.bytes;
+            gauges.table_bytes += one.table_bytes;
+            gauges.places += one.places;
+            gauges.version = gauges.version.max(one.version);
+            gauges.staleness.add(&one.staleness);
         }
         Ok(gauges)
     }
@@ -156,11 +167,20 @@ impl Partitions {
     }
 }
 
-fn sizes(partition: &mut Partition) -> (u64, u64, u64) {
-    let rows = partition.tables().iter().map(|t| t.len() as u64).sum();
-    let tables: u64 = partition.tables().iter().map(|t| t.bytes()).sum();
+/// The gauges of one partition.
+fn sizes(partition: &mut Partition) -> Gauges {
+    let sum = |of: fn(&Table) -> u64| partition.tables().iter().map(of).sum::<u64>();
     let floats: usize = partition.tensors().iter().map(|t| t.values().len() + t.slots().len()).sum();
-    (rows, tables + 4 * floats as u64, partition.version())
+    let table_bytes = sum(Table::bytes);
+    Gauges {
+        rows: sum(|table| table.len() as u64),
+        bytes: table_bytes + 4 * floats as u64,
+        table_bytes,
+        places: sum(Table::places),
+        version: partition.version(),
+        staleness: *partition.staleness(),
+        ..Gauges::default()
+    }
 }
 
 #[cfg(test)]

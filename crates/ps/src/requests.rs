@@ -110,8 +110,8 @@ impl<'p> Requests<'p> {
             let (id, incarnation) = take_rounded(payload, model, &mut self.rounded)?;
             let mut tables = emptied(std::mem::take(&mut self.tables));
             let mut tensors = emptied(std::mem::take(&mut self.tensors));
-            take_push_part(&mut payload, model, &self.rounded, &mut tables, &mut tensors)?;
-            let push = Push { header, incarnation, tables: &tables, tensors: &tensors };
+            let version = take_push_part(&mut payload, model, &self.rounded, &mut tables, &mut tensors)?;
+            let push = Push { header, incarnation, version, tables: &tables, tensors: &tensors };
             let answer = self.partitions.with(id, |p| land(p, &push)).unwrap_or(Ok(not_here(id)))?;
             self.answers.push(answer);
             self.tables = emptied(tables);
@@ -267,19 +267,19 @@ fn take_rounded(
     Ok(whose)
 }
 
-/// Reads a partition's part of a PUSH; its gradients take the place of what the vectors held.
+/// Reads a partition's part of a PUSH and tells the version it was computed from; its gradients take the place of what
+/// the vectors held.
 fn take_push_part<'a, 'p: 'a>(
     payload: &mut Payload<'p>,
     model: &Model,
     rounded: &'a Rounded,
     tables: &mut Vec<RowGradients<'a>>,
     tensors: &mut Vec<&'a [f32]>,
-) -> Result<()> {
+) -> Result<u64> {
     tables.clear();
     tensors.clear();
     let (id, _) = ps::take_part(payload)?;
-    // How far the rows have moved since they were pulled: nothing depends on it yet.
-    let _version_pulled = payload.take()?;
+    let version = payload.take()?;
     for ((table, spec), room) in model.shape.tables.iter().zip(model.tables()).zip(rounded) {
         let ids = ps::take_ids(payload)?;
         let count = ids.len() * table.width();
@@ -295,7 +295,7 @@ fn take_push_part<'a, 'p: 'a>(
     for tensor in tensors_of(model, id)? {
         tensors.push(payload.take_floats(model.shape.tensors[*tensor].len())?);
     }
-    Ok(())
+    Ok(version)
 }
 
 fn tensors_of(model: &Model, id: PartitionId) -> Result<&[usize]> {

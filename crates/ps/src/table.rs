@@ -93,6 +93,11 @@ impl Table {
         self.rows.bytes() + self.index.bytes()
     }
 
+    /// How many rows the index has places for; it grows before they are full.
+    pub fn places(&self) -> u64 {
+        self.index.places()
+    }
+
     /// Copies the weights of `ids` to `out`, one after the other; unknown rows are born.
     pub fn pull(&mut self, ids: &[u64], out: &mut [f32]) {
         assert_eq!(out.len(), ids.len() * self.width, "there is room for every row");

@@ -419,7 +419,7 @@ fn land(
 ) -> ps::Answer {
     let tables = [RowGradients { ids: rows, gradients: &ONES[..rows.len()] }];
     let tensors: Vec<&[f32]> = partition.tensors().iter().map(|t| &ONES[..t.values().len()]).collect();
-    let push = Push { header, incarnation, tables: &tables, tensors: &tensors };
+    let push = Push { header, incarnation, version: 0, tables: &tables, tensors: &tensors };
     land(partition, &push).expect("pushes fit the model")
 }
 

@@ -176,6 +176,9 @@ pub struct TrainSpec {
     /// `train.staleness`: how many batches the weights that a batch is computed from may lack; `None`: as
     /// many as workers and their pipelines have under way.
     pub staleness: Option<u32>,
+    /// `train.staleness_modulation`
+    #[serde(default)]
+    pub staleness_modulation: bool,
 }
 
 /// How large a batch's gradient may be when it leaves a worker.

@@ -325,6 +325,12 @@ pub const SETTINGS: &[Setting] = &[
         "0: one batch after the other, and an outcome that is the same to the bit whatever dies on the way (one worker); unset: as fast as it goes.",
     ),
     setting(
+        "train.staleness_modulation",
+        Rule::Flag,
+        Value("false"),
+        "Divide the learning rate of a batch by its staleness: by how many batches a partition has applied since the batch was pulled from it, where that is more than one.",
+    ),
+    setting(
         "tables",
         Rule::Mapping,
         Value("{}"),

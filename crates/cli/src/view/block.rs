@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crossterm::style::{Attribute, Color, ContentStyle, Stylize};
 use elasticdl_master::status::{Phase, Process, ProgramStatus, Status};
+use serde_json::Value;
 
 use crate::print;
 
@@ -257,11 +258,42 @@ fn process(role: &str, process: &Process, rate: Option<f64>) -> Vec<Span> {
     if let Some(task) = &process.task {
         rest.push_str(&format!("  {task}"));
     }
+    rest.extend(held(&process.gauges).map(|held| format!("  {held}")));
     if process.restarts > 0 {
         let times = if process.restarts == 1 { "once".into() } else { format!("{} times", process.restarts) };
         rest.push_str(&format!("  started again {times}"));
     }
     vec![plain(name), (ContentStyle::new().with(colour), format!("{:<8}", process.state)), plain(rest)]
+}
+
+/// What a server says of its tables, and of how stale the gradients are that it applies.
+fn held(gauges: &Value) -> Option<String> {
+    let number = |key: &str| gauges[key].as_u64().filter(|number| *number > 0);
+    let rows = number("rows")?;
+    let mut text = format!("{} rows in {}", print::count(rows), print::bytes(number("bytes")?));
+    if let (Some(bytes), Some(places)) = (number("table_bytes"), number("places")) {
+        let (each, full) = (bytes / rows, 100 * rows / places);
+        text.push_str(&format!(", {each} bytes a row, index {full} % full"));
+    }
+    let classes: Vec<u64> = gauges["staleness"].as_array()?.iter().filter_map(Value::as_u64).collect();
+    if let (Some(median), Some(most)) = (class_at(&classes, 0.5), class_at(&classes, 1.0)) {
+        text.push_str(&format!(", staleness {median}, at most {most}"));
+    }
+    Some(text)
+}
+
+/// The class of staleness below which such a share of pushes is: 0, 1, 2-3, 4-7 and so on.
+fn class_at(classes: &[u64], share: f64) -> Option<String> {
+    let due = (classes.iter().sum::<u64>() as f64 * share).ceil().max(1.0) as u64;
+    let mut seen = 0;
+    let class = classes.iter().position(|count| {
+        seen += count;
+        seen >= due
+    })?;
+    Some(match class {
+        0 | 1 => class.to_string(),
+        _ => format!("{}-{}", 1u64 << (class - 1), (1u64 << class) - 1),
+    })
 }
 
 #[cfg(test)]
@@ -270,7 +302,6 @@ pub(super) mod tests {
     use elasticdl_master::ledger::Quarantined;
     use elasticdl_master::status::{LedgerStatus, TaskCounts};
     use elasticdl_spec::TaskId;
-    use serde_json::Value;
 
     /// A worker or server in some state.
     pub fn member(id: u32, state: &str, records: u64) -> Process {
@@ -386,5 +417,20 @@ pub(super) mod tests {
     fn colours_are_there_only_when_asked_for() {
         assert!(!drawn(100, 24, false).contains('\x1b'));
         assert!(drawn(100, 24, true).contains('\x1b'));
+    }
+
+    #[test]
+    fn a_server_tells_what_it_holds_and_how_stale_gradients_are() {
+        let gauges = serde_json::json!({
+            "rows": 1_000_000, "bytes": 157_286_400, "table_bytes": 152_000_000, "places": 1_500_000,
+            "staleness": [10, 20, 60, 9, 1],
+        });
+        let text =
+            "1,000,000 rows in 150.0 MiB, 152 bytes a row, index 66 % full, staleness 2-3, at most 8-15";
+        assert_eq!(held(&gauges).unwrap(), text);
+        assert_eq!(held(&Value::Null), None);
+        assert_eq!(class_at(&[], 0.5), None);
+        assert_eq!(class_at(&[5], 1.0).unwrap(), "0");
+        assert_eq!(class_at(&[0, 1], 0.5).unwrap(), "1");
     }
 }

@@ -38,7 +38,9 @@ fn train(partition: &mut Partition, shard: u32, batches: u64, rows: usize) {
         let tables =
             [RowGradients { ids: &ids, gradients: &users }, RowGradients { ids: &ids, gradients: &items }];
         let incarnation = partition.incarnation();
-        partition.push(&Push { header, incarnation, tables: &tables, tensors: &tensors }).unwrap();
+        partition
+            .push(&Push { header, incarnation, version: 0, tables: &tables, tensors: &tensors })
+            .unwrap();
     }
 }
 

@@ -28,13 +28,14 @@ struct Held {
     batch: u64,
     records: u64,
     factor: f32,
+    version: u64,
 }
 
 impl Stage {
     /// Keeps a copy of `push` in place of what was here.
     fn hold(&mut self, push: &Push<'_>) {
         let PushHeader { task, batch, records, factor, .. } = push.header;
-        self.held = Some(Held { task, batch, records, factor });
+        self.held = Some(Held { task, batch, records, factor, version: push.version });
         self.tables.resize_with(push.tables.len(), Default::default);
         for ((ids, gradients), rows) in self.tables.iter_mut().zip(push.tables) {
             replace(ids, rows.ids);
@@ -88,7 +89,7 @@ impl Partition {
             self.memory.marks.fence(task, lease);
             return Ok(self.answer(status, mark));
         }
-        let Some(Held { records, factor, .. }) = self.stage.held(task, batch) else {
+        let Some(Held { records, factor, version, .. }) = self.stage.held(task, batch) else {
             self.memory.marks.fence(task, lease);
             return Ok(self.answer(Status::NotStaged, mark));
         };
@@ -96,7 +97,7 @@ impl Partition {
         let header = PushHeader { task, batch, lease, records, factor };
         let tables: Vec<RowGradients<'_>> = stage.tables.iter().map(view).collect();
         let tensors: Vec<&[f32]> = stage.tensors.iter().map(Vec::as_slice).collect();
-        let mark = self.apply(&Push { header, incarnation, tables: &tables, tensors: &tensors });
+        let mark = self.apply(&Push { header, incarnation, version, tables: &tables, tensors: &tensors });
         stage.held = None;
         self.stage = stage;
         Ok(self.answer(Status::Ok, mark))
@@ -133,7 +134,7 @@ mod tests {
         let header =
             PushHeader { task: TaskId::train(0, shard), batch, lease: lease(n), records: 2, factor: 1.0 };
         let tables = [RowGradients { ids: &[ROW], gradients: &[gradient] }];
-        let push = Push { header, incarnation: 3, tables: &tables, tensors: &[] };
+        let push = Push { header, incarnation: 3, version: 0, tables: &tables, tensors: &[] };
         to.stage(&push).map(|a| (a.status, a.mark)).unwrap()
     }
 
@@ -211,7 +212,11 @@ mod tests {
         let header =
             PushHeader { task: TaskId::train(0, 0), batch: 0, lease: lease(1), records: 1, factor: 1.0 };
         let tables = [RowGradients { ids: &[ROW], gradients: &[f32::NAN] }];
-        assert!(partition.stage(&Push { header, incarnation: 3, tables: &tables, tensors: &[] }).is_err());
+        assert!(
+            partition
+                .stage(&Push { header, incarnation: 3, version: 0, tables: &tables, tensors: &[] })
+                .is_err()
+        );
         assert_eq!(commit(&mut partition, 0, 0, 1), (Status::NotStaged, 0));
     }
 

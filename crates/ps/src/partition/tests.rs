@@ -41,7 +41,7 @@ impl Gradients {
         let tables: Vec<_> =
             self.rows.iter().map(|r| RowGradients { ids: &self.ids, gradients: r }).collect();
         let tensors: Vec<&[f32]> = self.tensors.iter().map(Vec::as_slice).collect();
-        to.push(&Push { header, incarnation, tables: &tables, tensors: &tensors })
+        to.push(&Push { header, incarnation, version: 0, tables: &tables, tensors: &tensors })
     }
 }
 
@@ -115,7 +115,8 @@ fn a_batch_that_touches_nothing_moves_the_mark_and_counts() {
     let nothing = [RowGradients { ids: &[], gradients: &[] }; 2];
     let zeros: Vec<Vec<f32>> = partition.tensors().iter().map(|t| vec![0.0; t.values().len()]).collect();
     let tensors: Vec<&[f32]> = zeros.iter().map(Vec::as_slice).collect();
-    let push = Push { header: header(0, 0, 1), incarnation: 1, tables: &nothing, tensors: &tensors };
+    let push =
+        Push { header: header(0, 0, 1), incarnation: 1, version: 0, tables: &nothing, tensors: &tensors };
     assert_eq!(partition.push(&push).unwrap().mark, 1);
     let tally = partition.memory().audit.epochs()[&0];
     assert_eq!((tally.batches, tally.records), (1, 10));
@@ -232,7 +233,7 @@ fn a_staged_batch_is_committed_with_the_factor_it_came_with() {
     let mut partition = Partition::new(counting_model(), PartitionId(0), 1);
     let rows = [RowGradients { ids: &[7], gradients: &[-8.0] }];
     let header = PushHeader { factor: 0.25, ..header(0, 0, 1) };
-    partition.stage(&Push { header, incarnation: 1, tables: &rows, tensors: &[] }).unwrap();
+    partition.stage(&Push { header, incarnation: 1, version: 0, tables: &rows, tensors: &[] }).unwrap();
     let commit = Commit { task: header.task, batch: 0, lease: header.lease };
     assert_eq!(partition.commit(commit, 1).unwrap().status, Status::Ok);
     let mut row = [0.0];
@@ -253,7 +254,7 @@ fn what_a_job_says_of_a_table_counts_for_that_table() {
         [RowGradients { ids: &[1], gradients: &[0.0; 3] }, RowGradients { ids: &[1], gradients: &[0.0; 2] }];
     let zeros: Vec<Vec<f32>> = partition.tensors().iter().map(|t| vec![0.0; t.values().len()]).collect();
     let tensors: Vec<&[f32]> = zeros.iter().map(Vec::as_slice).collect();
-    let push = Push { header: header(0, 0, 1), incarnation: 1, tables: &rows, tensors: &tensors };
+    let push = Push { header: header(0, 0, 1), incarnation: 1, version: 0, tables: &rows, tensors: &tensors };
     partition.push(&push).unwrap();
     let (mut users_after, mut items_after) = ([0.0; 3], [0.0; 2]);
     partition.read(0, &[1], &mut users_after);
@@ -280,7 +281,8 @@ fn row_of(task: u32, batch: u64) -> u64 {
 
 fn count_push(partition: &mut Partition, task: u32, batch: u64, lease: u64) -> Answer {
     let rows = [RowGradients { ids: &[row_of(task, batch)], gradients: &[-1.0] }];
-    let push = Push { header: header(task, batch, lease), incarnation: 1, tables: &rows, tensors: &[] };
+    let push =
+        Push { header: header(task, batch, lease), incarnation: 1, version: 0, tables: &rows, tensors: &[] };
     partition.push(&push).unwrap()
 }
 
@@ -351,5 +353,33 @@ proptest! {
         prop_assert_eq!(tally.digest, all.fold(0, u64::wrapping_add));
         prop_assert_eq!(tally.batches, u64::from(TASKS) * BATCHES);
         prop_assert_eq!(partition.version(), tally.batches);
+    }
+}
+
+/// Goal: exact figures: what was applied between pull and push divides the rate, and the histogram tells of it.
+#[test]
+fn staleness_is_counted_and_divides_the_rate_where_the_job_says_so() {
+    let place = PartitionId(1);
+    let (id, gradients) = (ids_of(place, 1)[0], [-1.0, 0.0, 0.0]);
+    let rows =
+        [RowGradients { ids: &[id], gradients: &gradients }, RowGradients { ids: &[], gradients: &[] }];
+    for modulates in [false, true] {
+        let mut model = (*model_with(OptimizerSpec::Sgd { learning_rate: 1.0 })).clone();
+        model.modulates = modulates;
+        let mut partition = Partition::new(Arc::new(model), place, 1);
+        let zeros: Vec<Vec<f32>> = partition.tensors().iter().map(|t| vec![0.0; t.values().len()]).collect();
+        let tensors: Vec<&[f32]> = zeros.iter().map(Vec::as_slice).collect();
+        let mut due = 0.0;
+        // Batch n is applied after n others: this many of them came between its pull and its push.
+        for (batch, staleness) in [0, 0, 1, 3].into_iter().enumerate() {
+            let (header, version) = (header(0, batch as u64, 1), batch as u64 - staleness);
+            let push = Push { header, incarnation: 1, version, tables: &rows, tensors: &tensors };
+            partition.push(&push).unwrap();
+            due += if modulates { 1.0 / staleness.max(1) as f32 } else { 1.0 };
+            let mut row = [0.0; 3];
+            partition.read(0, &[id], &mut row);
+            assert_eq!(row[0], due, "batch {batch}, {modulates}");
+        }
+        assert_eq!(serde_json::to_string(partition.staleness()).unwrap(), "[2,1,1]");
     }
 }

@@ -104,6 +104,11 @@ impl Index {
         }
     }
 
+    /// Places for entries in all segments.
+    pub(super) fn places(&self) -> u64 {
+        self.segments.iter().map(|segment| (segment.size.buckets() * PLACES) as u64).sum()
+    }
+
     /// Bytes of all segments.
     pub(super) fn bytes(&self) -> u64 {
         self.memory.bytes() + size_of_val(&self.directory[..]) as u64

@@ -118,6 +118,7 @@ pub fn spec(v: &Values) -> TrainSpec {
         clip: ClipSpec { value: option(v, "train.clip_value"), norm: option(v, "train.clip_norm") },
         seed: get(v, "train.seed"),
         staleness: option(v, "train.staleness"),
+        staleness_modulation: get(v, "train.staleness_modulation"),
     }
 }
 

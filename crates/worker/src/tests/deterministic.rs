@@ -321,8 +321,13 @@ fn a_commit_that_nothing_is_staged_for_is_a_broken_promise() {
         let zeros: Vec<Vec<f32>> = p.tensors().iter().map(|t| vec![0.0; t.values().len()]).collect();
         let tensors: Vec<&[f32]> = zeros.iter().map(Vec::as_slice).collect();
         let tables = [RowGradients { ids: &[], gradients: &[] }];
-        let push =
-            elasticdl_ps::partition::Push { header, incarnation: 1, tables: &tables, tensors: &tensors };
+        let push = elasticdl_ps::partition::Push {
+            header,
+            incarnation: 1,
+            version: 0,
+            tables: &tables,
+            tensors: &tensors,
+        };
         p.push(&push).unwrap();
     });
     let mut plain = PsClient::new(world.client(false, &stop));
