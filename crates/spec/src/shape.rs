@@ -137,6 +137,19 @@ mod tests {
         }
     }
 
+    /// Defect 5 of the original: a name that it did not know meant zeros, so that a term never learned.
+    #[test]
+    fn an_unknown_initializer_is_an_error_that_names_the_known_ones() {
+        let read = |text: &str| serde_json::from_str::<Initializer>(text);
+        assert_eq!(read(r#"{"kind":"uniform","bound":0.5}"#).unwrap(), Initializer::Uniform { bound: 0.5 });
+        let error = read(r#"{"kind":"glorot_uniform"}"#).unwrap_err().to_string();
+        assert!(
+            error.contains("glorot_uniform") && error.contains("`zeros`, `uniform`, `normal`"),
+            "{error}"
+        );
+        assert!(read(r#"{"kind":"uniform"}"#).is_err(), "and one without its bound is none");
+    }
+
     #[test]
     fn a_row_depends_on_seed_table_and_id_alone() {
         let born = |name, seed, id| {
