@@ -5,13 +5,16 @@
 //! thread's own CPU where it says so: other work on the machine does not change them.
 #![expect(clippy::disallowed_methods, reason = "measures time")]
 
+#[path = "rates/ids.rs"]
+mod ids;
+
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use elasticdl_data::{BadRecord, Batch};
 use elasticdl_nn::{Gradients, Input, Model};
-use elasticdl_spec::mix::{Rng, mix2};
+use elasticdl_spec::mix::Rng;
 use elasticdl_spec::shape::RowPart;
 use elasticdl_spec::{
     Initializer, LeaseId, ModelShape, PartitionId, Shard, TableShape, TaskId, TensorShape, placement,
@@ -19,44 +22,26 @@ use elasticdl_spec::{
 use elasticdl_wire::Token;
 use elasticdl_wire::frame::{Frame, Limits};
 use elasticdl_wire::ps::{self, Answer, Status, kind};
-use elasticdl_worker::dedup::{Deduper, Keys};
+
 use elasticdl_worker::gauges::{Gauges, Stage};
 use elasticdl_worker::pipeline::{Config, Event, Pipeline};
 use elasticdl_worker::ps_client::{self, Directory, Place, Places, PsClient};
 use elasticdl_worker::source::{Source, Stream};
 use elasticdl_worker::stop::Stop;
 use elasticdl_worker::task::{Claim, Leased, LeasedTask};
+use ids::{FIELDS, RECORDS, ids};
 
-const RECORDS: usize = 4096;
-const FIELDS: usize = 26;
 const NUMBERS: usize = 13;
 const PARTITIONS: u32 = 8;
 const BATCHES: u64 = 300;
 const TOKEN: &str = "0123456789abcdef";
 
 fn main() {
-    dedup();
     for (name, hidden) in [("deepfm 16-4", vec![16, 4]), ("deepfm 400-400-400", vec![400, 400, 400])] {
         for threads in [1, 2] {
             pipeline(name, &hidden, threads);
         }
     }
-}
-
-/// Ids as in click logs: fields of very different size, a few values everywhere.
-fn ids(rng: &mut Rng) -> Vec<u64> {
-    let sizes = [50.0f64, 500.0, 5e3, 5e4, 1e6];
-    let mut draw = |field: usize| {
-        let value = sizes[field % 5].powf(rng.uniform().powf(0.8));
-        mix2(field as u64, value as u64)
-    };
-    (0..RECORDS * FIELDS).map(|i| draw(i % FIELDS)).collect()
-}
-
-/// Nanoseconds of CPU this thread has used.
-fn cpu() -> u64 {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux has it");
-    stat.split(' ').next().and_then(|n| n.parse().ok()).expect("its first number")
 }
 
 /// Milliseconds of CPU this process has used.
@@ -65,26 +50,6 @@ fn cpu_of_process() -> f64 {
     // User and system time, in hundredths of a second, after the name in parentheses.
     let fields = stat.rsplit(')').next().unwrap_or_default().split(' ');
     fields.skip(12).take(2).filter_map(|n| n.parse::<f64>().ok()).sum::<f64>() * 10.0
-}
-
-fn dedup() {
-    let mut rng = Rng::new(3);
-    let batches: Vec<Vec<u64>> = (0..8).map(|_| ids(&mut rng)).collect();
-    let (mut deduper, mut keys) = (Deduper::new(PARTITIONS), Keys::default());
-    for ids in &batches {
-        deduper.dedup(ids, &mut keys);
-    }
-    let (start, rounds) = (cpu(), 50);
-    for ids in batches.iter().cycle().take(8 * rounds) {
-        deduper.dedup(ids, &mut keys);
-    }
-    let seconds = (cpu() - start) as f64 / 1e9;
-    let rate = (8 * rounds * RECORDS * FIELDS) as f64 / seconds / 1e6;
-    println!(
-        "dedup: {rate:.0} M ids/s of one core's CPU, {} of {} unique",
-        keys.unique(),
-        keys.index().len()
-    );
 }
 
 fn pipeline(name: &str, hidden: &[usize], threads: usize) {

@@ -3,8 +3,15 @@
 //! This file says what is compared and in which order. [`setup`] makes what a run needs, [`systems`] runs
 //! one system once, [`bound`] measures what the machine's arithmetic allows, [`report`] turns measurements
 //! into the table, the JSON and docs/benchmarks.md. The peers' own programs are in `benches/peers/`.
+//!
+//! `cargo xtask bench ps`, the parameter server against its peers, is in [`mod@ps`] and [`figures`]. Both
+//! tell of the [`machine`] and write into one [`document`].
 
 mod bound;
+mod document;
+mod figures;
+mod machine;
+mod ps;
 mod report;
 mod setup;
 mod systems;
@@ -12,6 +19,7 @@ mod systems;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
+pub use ps::{PsBench, ps};
 use report::{CaseReport, Report, Sample};
 use setup::Setup;
 use systems::System;
@@ -157,12 +165,6 @@ pub fn train(mut options: TrainBench) -> Result<()> {
     let systems = if options.systems.is_empty() { System::ALL.to_vec() } else { options.systems.clone() };
     let setup = Setup::prepare(&options, &systems)?;
     let mut report = Report::new(&setup, &options, cases.iter().map(|case| CaseReport::new(case)).collect());
-    if report.load_at_start > 0.5 {
-        eprintln!(
-            "warning: the machine is not idle (load {:.1}); the figures will be noisy",
-            report.load_at_start
-        );
-    }
     for round in 0..options.rounds {
         measure_round(round, &cases, &systems, &setup, &mut report)?;
     }
@@ -173,9 +175,7 @@ pub fn train(mut options: TrainBench) -> Result<()> {
     }
     let complete = !options.quick && cases.len() == CASES.len() && systems.len() == System::ALL.len();
     if complete {
-        let path = setup.root.join("docs/benchmarks.md");
-        report.write_section(&path)?;
-        eprintln!("wrote {}", path.display());
+        document::write_section(&setup.root, "cargo xtask bench train", &report.section())?;
     }
     Ok(())
 }

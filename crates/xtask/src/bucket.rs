@@ -1,17 +1,14 @@
 //! A server that speaks S3, on this machine and in memory, for the tests of object storage.
-#![expect(clippy::disallowed_methods, reason = "it waits for the server to listen")]
 
 use std::fs;
-use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use ring::digest::{Context as Digest, SHA256};
 
 use crate::cache;
+use crate::daemon::Daemon;
 use crate::go::Go;
 
 /// Where only this machine can call it.
@@ -19,57 +16,35 @@ pub const LOOPBACK: &str = "127.0.0.1";
 /// The bucket that tests write to, each below a name of its own.
 const BUCKET: &str = "tests";
 const PROGRAM: &str = "gofakes3";
-/// How long it may take to listen.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A running server; it ends when this is dropped.
 pub struct Bucket {
-    child: Child,
-    endpoint: String,
+    daemon: Daemon,
 }
 
 impl Bucket {
     /// Builds the server where it is not built yet (20 seconds), and starts it at an address of this machine.
     pub fn start(host: &str) -> Result<Bucket> {
         let program = ensure_built()?;
-        // Free a moment ago; nobody else on this machine hurries to take it.
-        let port = TcpListener::bind((host, 0)).and_then(|l| l.local_addr()).context("find a port")?.port();
-        let address = format!("{host}:{port}");
-        let child = Command::new(&program)
-            .args(["-backend", "memory", "-quiet", "-initialbucket", BUCKET, "-host", &address])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .with_context(|| format!("start {}", program.display()))?;
-        let bucket = Bucket { child, endpoint: format!("http://{address}") };
-        let began = Instant::now();
-        while TcpStream::connect(&address).is_err() {
-            if began.elapsed() > PATIENCE {
-                bail!("{PROGRAM} does not listen at {address}");
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        Ok(bucket)
+        let daemon = Daemon::start(host, |port| {
+            let mut command = Command::new(&program);
+            command.args(["-backend", "memory", "-quiet", "-initialbucket", BUCKET]);
+            command.args(["-host", &format!("{host}:{port}")]);
+            command
+        })?;
+        Ok(Bucket { daemon })
     }
 
     /// What tests find it by.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
             ("ELASTICDL_TEST_S3", format!("s3://{BUCKET}")),
-            ("AWS_ENDPOINT_URL", self.endpoint.clone()),
+            ("AWS_ENDPOINT_URL", format!("http://{}", self.daemon.address)),
             ("AWS_ALLOW_HTTP", "true".into()),
             ("AWS_REGION", "us-east-1".into()),
             ("AWS_ACCESS_KEY_ID", "tests".into()),
             ("AWS_SECRET_ACCESS_KEY", "tests".into()),
         ]
-    }
-}
-
-impl Drop for Bucket {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -21,7 +21,6 @@ mod kwok;
 mod network;
 mod nginx;
 mod node;
-mod packages;
 mod pki;
 mod places;
 mod process;
@@ -36,6 +35,7 @@ use cluster::Cluster;
 pub use network::MACHINE_IP;
 pub use nginx::NGINX;
 use places::Places;
+pub use process::succeed;
 use quantity::Bytes;
 pub use quantity::MilliCpu;
 

@@ -11,10 +11,12 @@ use clap::{Parser, Subcommand};
 mod bench;
 mod bucket;
 mod cache;
+mod daemon;
 mod experiment;
 mod go;
 mod image;
 mod kube;
+mod packages;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Chores of the project.")]
@@ -54,6 +56,9 @@ enum Chore {
 enum Bench {
     /// Train DeepFM with ours, TensorFlow and PyTorch, interleaved, and write docs/benchmarks.md.
     Train(bench::TrainBench),
+    /// Measure the parameter server beside a gather, a hash map, Redis, raw TCP, numpy and a disk, and write
+    /// docs/benchmarks.md.
+    Ps(bench::PsBench),
 }
 
 fn main() -> Result<()> {
@@ -62,6 +67,7 @@ fn main() -> Result<()> {
         Chore::Test { cluster: false } => test(),
         Chore::Bucket { command } => with_a_bucket(&command),
         Chore::Bench(Bench::Train(options)) => bench::train(options),
+        Chore::Bench(Bench::Ps(options)) => bench::ps(&options),
         Chore::Kube(chore) => kube::run(chore),
         Chore::Experiment(experiment) => experiment::run(&experiment),
         Chore::Image(options) => image::image(&options),

@@ -1,4 +1,4 @@
-//! What a run needs: the release binary, the peers' virtual environment, the data. Made once, then cached.
+//! What a run of training needs: the release binary, the peers' virtual environment, the data. Made once, then cached.
 //!
 //! They lie in the [cache](crate::cache).
 
@@ -40,7 +40,7 @@ impl Setup {
     pub fn prepare(options: &TrainBench, systems: &[System]) -> Result<Setup> {
         let root = cache::workspace_root()?;
         let cache = cache::directory()?;
-        let binary = release_binary(&root)?;
+        let binary = release_build(&root, &["--package", "elasticdl-cli"], "elasticdl")?;
         let peers = systems.iter().any(|&system| system != System::Ours);
         let python = if peers { Some(peers_python(&root, &cache)?) } else { None };
         let data = |format| synthetic_data(&binary, &cache, options, format);
@@ -70,18 +70,19 @@ impl Setup {
     }
 }
 
-fn release_binary(root: &Path) -> Result<PathBuf> {
+/// Builds a program of the workspace for release and tells where it is.
+pub fn release_build(root: &Path, target: &[&str], program: &str) -> Result<PathBuf> {
     let mut build = crate::cargo();
-    build.current_dir(root).args(["build", "--release", "--package", "elasticdl-cli"]);
-    succeed(build.stdout(Stdio::null()), "build the release binary")?;
+    build.current_dir(root).args(["build", "--release"]).args(target);
+    succeed(build.stdout(Stdio::null()), &format!("build {program}"))?;
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir));
-    let binary = target.join("release/elasticdl");
-    ensure!(binary.is_file(), "the build left no {}", binary.display());
-    Ok(binary)
+    let program = target.join("release").join(program);
+    ensure!(program.is_file(), "the build left no {}", program.display());
+    Ok(program)
 }
 
 /// `benches/peers/setup.sh` installs what is missing and prints the interpreter's path as its last line.
-fn peers_python(root: &Path, cache: &Path) -> Result<PathBuf> {
+pub fn peers_python(root: &Path, cache: &Path) -> Result<PathBuf> {
     eprintln!("installing the peers (TensorFlow, PyTorch), unless they are there");
     let output = Command::new("bash")
         .arg(root.join("benches/peers/setup.sh"))
@@ -130,7 +131,7 @@ fn pin(threads: u32) -> Vec<OsString> {
     ["taskset".into(), "--cpu-list".into(), format!("0-{}", threads - 1).into()].into()
 }
 
-fn succeed(command: &mut Command, what: &str) -> Result<()> {
+pub fn succeed(command: &mut Command, what: &str) -> Result<()> {
     let status = command.status().with_context(|| format!("{what}: start {:?}", command.get_program()))?;
     ensure!(status.success(), "{what}: {:?} failed: {status}", command.get_program());
     Ok(())

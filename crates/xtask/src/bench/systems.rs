@@ -138,8 +138,8 @@ fn finished(line: &str) -> Result<Run> {
     })
 }
 
-/// Runs a command; what it says on stderr is shown only when it fails.
-fn last_line(command: &mut Command) -> Result<String> {
+/// Runs a command and tells the last line it prints; what it says on stderr is shown only when it fails.
+pub fn last_line(command: &mut Command) -> Result<String> {
     let output = command
         .stdin(Stdio::null())
         .output()

@@ -15,8 +15,19 @@ use super::places::{Places, make_directory, remove_directory};
 use super::process::{Process, log_tail};
 use super::state::{Lock, Phase, State, boot};
 use super::wait::{self, Progress};
-use super::{Shape, binaries, control, image, kwok, network, node, packages, tunables};
+use super::{Shape, binaries, control, image, kwok, network, node, tunables};
+use crate::packages;
 
+/// The Debian packages that real nodes need.
+const PACKAGES: [&str; 7] = [
+    "containerd",
+    "runc",
+    "containernetworking-plugins",
+    "busybox-static",
+    "conntrack",
+    "iptables",
+    "iproute2",
+];
 /// How long a node may take to be ready.
 const NODE_LIMIT: Duration = Duration::from_secs(90);
 
@@ -56,7 +67,7 @@ impl Cluster {
                 "a cluster that keeps its files in {owner} is already up\nhint: `cargo xtask kube down` ends it"
             );
         }
-        packages::ensure_installed()?;
+        packages::ensure_installed(&PACKAGES, "a node")?;
         let binaries = binaries::ensure_built(&places)?;
         let progress = Progress::begin();
         clean(&places)?;

@@ -1,24 +1,14 @@
-//! The Debian packages that real nodes need, installed where they are missing.
+//! Debian packages, installed where they are missing.
 
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use super::process::succeed;
+use crate::kube::succeed;
 
-const PACKAGES: [&str; 7] = [
-    "containerd",
-    "runc",
-    "containernetworking-plugins",
-    "busybox-static",
-    "conntrack",
-    "iptables",
-    "iproute2",
-];
-
-/// Installs what is missing, and says so.
-pub fn ensure_installed() -> Result<()> {
-    let missing = missing()?;
+/// Installs which of these are missing, and says so. They are for `whom`.
+pub fn ensure_installed(packages: &[&'static str], whom: &str) -> Result<()> {
+    let missing = missing(packages)?;
     if missing.is_empty() {
         return Ok(());
     }
@@ -26,23 +16,23 @@ pub fn ensure_installed() -> Result<()> {
     apt(&["update", "--quiet=2"]).context("read the lists of packages")?;
     let mut install = vec!["install", "--quiet=2", "--yes", "--no-install-recommends"];
     install.extend(missing);
-    apt(&install).context("install packages that nodes need")
+    apt(&install).with_context(|| format!("install packages that {whom} needs"))
 }
 
-fn missing() -> Result<Vec<&'static str>> {
+fn missing(packages: &[&'static str]) -> Result<Vec<&'static str>> {
     let output = Command::new("dpkg-query")
         .args(["--show", "--showformat=${Package} ${db:Status-Status}\n"])
-        .args(PACKAGES)
+        .args(packages)
         .stderr(Stdio::null())
         .output()
         .context("list installed packages: this needs Debian's dpkg-query")?;
-    Ok(not_installed(&String::from_utf8_lossy(&output.stdout)))
+    Ok(not_installed(packages, &String::from_utf8_lossy(&output.stdout)))
 }
 
-/// What of [`PACKAGES`] has no `NAME installed` line.
-fn not_installed(listed: &str) -> Vec<&'static str> {
+/// Which of `packages` have no `NAME installed` line.
+fn not_installed(packages: &[&'static str], listed: &str) -> Vec<&'static str> {
     let there = |package: &str| listed.lines().any(|line| line == format!("{package} installed"));
-    PACKAGES.into_iter().filter(|package| !there(package)).collect()
+    packages.iter().copied().filter(|package| !there(package)).collect()
 }
 
 fn apt(arguments: &[&str]) -> Result<()> {
@@ -58,8 +48,8 @@ mod tests {
 
     #[test]
     fn a_removed_package_counts_as_missing() {
-        let listed = "containerd installed\nrunc config-files\ncontainernetworking-plugins installed\n\
-                      conntrack installed\niptables installed\niproute2 installed\n";
-        assert_eq!(not_installed(listed), ["runc", "busybox-static"]);
+        let listed = "containerd installed\nrunc config-files\nconntrack installed\n";
+        let wanted = ["containerd", "runc", "busybox-static", "conntrack"];
+        assert_eq!(not_installed(&wanted, listed), ["runc", "busybox-static"]);
     }
 }

@@ -1,0 +1,304 @@
+//! What of the parameter server is measured and what is wanted of it; measurements in, the table's rows out.
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::document::{dash, markdown_table};
+
+/// What the programs have told, each as JSON.
+#[derive(Debug)]
+pub struct Measured {
+    /// Of `engine memory`.
+    pub memory: Value,
+    /// Of `engine large`.
+    pub large: Value,
+    /// Of `engine served` with dim 16 and a Redis.
+    pub narrow: Value,
+    /// Of `engine served` with dim 128.
+    pub wide: Value,
+    /// Of `engine checkpoint`.
+    pub checkpoint: Value,
+    /// Of the worker's deduplication and numpy, in turn.
+    pub dedup: Value,
+}
+
+/// One line of the table.
+#[derive(Debug, PartialEq)]
+pub struct Figure {
+    title: &'static str,
+    unit: &'static str,
+    ours: f64,
+    peer: Option<Peer>,
+    wanted: Wanted,
+}
+
+/// Who was measured in turn with ours.
+#[derive(Debug, PartialEq)]
+struct Peer {
+    name: &'static str,
+    /// In the same unit.
+    theirs: f64,
+    /// The median of the ratios of neighbours in time, not the ratio of the medians.
+    ratio: f64,
+}
+
+/// What a figure is held against.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Wanted {
+    /// At least so many times the peer.
+    Ratio(f64),
+    /// At least so much.
+    Least(f64),
+    /// At most so much.
+    Most(f64),
+    /// Told for its own sake.
+    Nothing,
+}
+
+impl Figure {
+    /// Whether it is as good as wanted; `None` where nothing is wanted.
+    pub fn reached(&self) -> Option<bool> {
+        match (self.wanted, &self.peer) {
+            (Wanted::Ratio(least), Some(peer)) => Some(peer.ratio >= least),
+            (Wanted::Ratio(_), None) => Some(false),
+            (Wanted::Least(least), _) => Some(self.ours >= least),
+            (Wanted::Most(most), _) => Some(self.ours <= most),
+            (Wanted::Nothing, _) => None,
+        }
+    }
+
+    fn row(&self) -> Vec<String> {
+        let wanted = match self.wanted {
+            Wanted::Ratio(least) => format!("≥ {least}×"),
+            Wanted::Least(least) => format!("≥ {least} {}", self.unit).trim_end().to_owned(),
+            Wanted::Most(most) => format!("≤ {most} {}", self.unit).trim_end().to_owned(),
+            Wanted::Nothing => dash(),
+        };
+        let amount = |value: f64| format!("{} {}", significant(value), self.unit).trim_end().to_owned();
+        vec![
+            self.title.to_owned(),
+            amount(self.ours),
+            self.peer.as_ref().map_or_else(dash, |peer| format!("{}: {}", peer.name, amount(peer.theirs))),
+            self.peer.as_ref().map_or_else(dash, |peer| format!("{}×", significant(peer.ratio))),
+            wanted,
+            self.reached().map_or_else(dash, |reached| if reached { "yes" } else { "no" }.to_owned()),
+        ]
+    }
+
+    /// For programs.
+    pub fn summary(&self) -> Value {
+        let (kind, bar) = match self.wanted {
+            Wanted::Ratio(bar) => ("ratio_least", Some(bar)),
+            Wanted::Least(bar) => ("least", Some(bar)),
+            Wanted::Most(bar) => ("most", Some(bar)),
+            Wanted::Nothing => ("nothing", None),
+        };
+        json!({
+            "figure": self.title, "unit": self.unit, "ours": self.ours,
+            "peer": self.peer.as_ref().map(|peer| peer.name),
+            "theirs": self.peer.as_ref().map(|peer| peer.theirs),
+            "ratio": self.peer.as_ref().map(|peer| peer.ratio),
+            "wanted": { kind: bar }, "reached": self.reached(),
+        })
+    }
+}
+
+/// Three digits that count, and some more of large numbers.
+fn significant(value: f64) -> String {
+    match value.abs() {
+        large if large >= 999.5 => format!("{value:.0}"),
+        middling if middling >= 9.995 => format!("{value:.1}"),
+        small if small >= 0.9995 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+/// For people, and valid Markdown.
+pub fn table(figures: &[Figure]) -> String {
+    let header = ["figure", "ours", "peer", "ratio", "wanted", "reached"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    rows.extend(figures.iter().map(Figure::row));
+    markdown_table(&rows, 1)
+}
+
+/// All lines, in the order of the table.
+pub fn figures(measured: &Measured) -> Result<Vec<Figure>> {
+    let mut all = in_memory(&measured.memory)?;
+    all.extend(of_many_rows(&measured.large)?);
+    all.extend(over_loopback(&measured.narrow, &measured.wide)?);
+    let ids = "/million_ids_per_second";
+    all.push(Figure {
+        title: "deduplicate and route a batch of 106,496 ids",
+        unit: "M ids/s",
+        ours: number(&measured.dedup, &format!("{ids}/ours"))?,
+        peer: Some(peer("numpy.unique", &measured.dedup, &format!("{ids}/numpy"), "/ours_of_numpy", 1.0)?),
+        wanted: Wanted::Ratio(20.0),
+    });
+    let bytes = "/megabytes_per_second";
+    all.push(Figure {
+        title: "checkpoint of 2 GiB, idle",
+        unit: "MB/s",
+        ours: number(&measured.checkpoint, &format!("{bytes}/checkpoint"))?,
+        peer: Some(peer(
+            "write and sync",
+            &measured.checkpoint,
+            &format!("{bytes}/raw"),
+            "/checkpoint_of_raw",
+            1.0,
+        )?),
+        wanted: Wanted::Ratio(0.7),
+    });
+    Ok(all)
+}
+
+fn in_memory(told: &Value) -> Result<Vec<Figure>> {
+    const UNIT: &str = "M rows/s";
+    let rate = |name: &str| number(told, &format!("/million_rows_per_second/{name}"));
+    let against = |title, ours: &str, name, theirs: &str, ratio: &str, least| -> Result<Figure> {
+        let peer = Peer { name, theirs: rate(theirs)?, ratio: number(told, ratio)? };
+        Ok(Figure { title, unit: UNIT, ours: rate(ours)?, peer: Some(peer), wanted: Wanted::Ratio(least) })
+    };
+    let pull = "pull, dim 16, 2 GiB, in one process";
+    Ok(vec![
+        against(pull, "pull", "prefetched gather", "gather", "/pull_of_gather", 0.5)?,
+        against(pull, "pull", "hashbrown, boxed rows", "boxed", "/pull_of_boxed", 2.0)?,
+        against("push with Adagrad", "adagrad", "pull", "pull", "/adagrad_of_pull", 0.5)?,
+        against("push with Adam", "adam", "pull", "pull", "/adam_of_pull", 0.35)?,
+        alone("new rows, of one core", UNIT, rate("born")?, Wanted::Least(5.0)),
+        alone(
+            "a row of dim 16 with Adagrad's slots",
+            "bytes",
+            number(told, "/bytes_per_row")?,
+            Wanted::Most(170.0),
+        ),
+    ])
+}
+
+fn of_many_rows(told: &Value) -> Result<Vec<Figure>> {
+    let resident = number(told, "/peak_bytes")? / f64::from(1 << 30);
+    Ok(vec![
+        alone("100 M rows of dim 8, most memory resident", "GiB", resident, Wanted::Most(5.0)),
+        Figure {
+            title: "pull from 100 M rows, as part of a gather from as many",
+            unit: "",
+            ours: number(told, "/pull_of_gather")?,
+            peer: Some(peer("1 M rows", told, "/pull_of_gather_few", "/large_of_few", 1.0)?),
+            wanted: Wanted::Ratio(0.8),
+        },
+    ])
+}
+
+fn over_loopback(narrow: &Value, wide: &Value) -> Result<Vec<Figure>> {
+    let rate = "/million_rows_per_second";
+    let pull = |told: &Value| number(told, &format!("{rate}/pull"));
+    let against_redis = Figure {
+        title: "pull of 40,000 ids over loopback, dim 16",
+        unit: "M keys/s",
+        ours: pull(narrow)?,
+        peer: Some(peer("Redis MGET", narrow, &format!("{rate}/redis"), "/pull_of_redis", 1.0)?),
+        wanted: Wanted::Ratio(10.0),
+    };
+    // Millions of rows to gigabytes.
+    let against_raw = |title, told: &Value, dim: f64, least| -> Result<Figure> {
+        let per_row = dim * 4.0 / 1e3;
+        Ok(Figure {
+            title,
+            unit: "GB/s",
+            ours: pull(told)? * per_row,
+            peer: Some(peer("raw TCP", told, &format!("{rate}/raw"), "/pull_of_raw", per_row)?),
+            wanted: Wanted::Ratio(least),
+        })
+    };
+    let with_tls = |title, told: &Value| -> Result<Figure> {
+        let ours = number(told, &format!("{rate}/tls"))?;
+        let peer = peer("without TLS", told, &format!("{rate}/pull"), "/tls_of_pull", 1.0)?;
+        Ok(Figure { title, unit: "M rows/s", ours, peer: Some(peer), wanted: Wanted::Nothing })
+    };
+    Ok(vec![
+        against_redis,
+        against_raw("the same in bytes of rows", narrow, 16.0, 0.3)?,
+        against_raw("the same with dim 128", wide, 128.0, 0.6)?,
+        with_tls("pull with TLS, dim 16", narrow)?,
+        with_tls("pull with TLS, dim 128", wide)?,
+    ])
+}
+
+/// A figure without a peer.
+fn alone(title: &'static str, unit: &'static str, ours: f64, wanted: Wanted) -> Figure {
+    Figure { title, unit, ours, peer: None, wanted }
+}
+
+fn peer(name: &'static str, told: &Value, theirs: &str, ratio: &str, times: f64) -> Result<Peer> {
+    Ok(Peer { name, theirs: number(told, theirs)? * times, ratio: number(told, ratio)? })
+}
+
+/// A number that a program has told, by its path.
+fn number(told: &Value, path: &str) -> Result<f64> {
+    told.pointer(path).and_then(Value::as_f64).with_context(|| format!("find a number at {path} in {told}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the programs tell, with figures that are easy to recognize.
+    fn measured() -> Measured {
+        let served = |pull: f64, redis: Value, of_redis: Value| {
+            json!({
+                "million_rows_per_second": { "pull": pull, "raw": 50.0, "tls": 8.0, "redis": redis },
+                "pull_of_raw": 0.3, "pull_of_redis": of_redis, "tls_of_pull": 0.8,
+            })
+        };
+        Measured {
+            memory: json!({
+                "bytes_per_row": 170.5,
+                "million_rows_per_second": {
+                    "gather": 60.0, "pull": 30.0, "boxed": 10.0, "adagrad": 15.0, "adam": 10.0, "born": 5.0,
+                },
+                "pull_of_gather": 0.5, "pull_of_boxed": 3.0, "adagrad_of_pull": 0.4999, "adam_of_pull": 0.35,
+            }),
+            large: json!({
+                "peak_bytes": 5u64 << 30, "pull_of_gather": 0.4, "pull_of_gather_few": 0.5, "large_of_few": 0.8,
+            }),
+            narrow: served(10.0, json!(0.7), json!(14.0)),
+            wide: served(2.0, Value::Null, Value::Null),
+            checkpoint: json!({
+                "megabytes_per_second": { "checkpoint": 600.0, "raw": 800.0 }, "checkpoint_of_raw": 0.75,
+            }),
+            dedup: json!({
+                "million_ids_per_second": { "ours": 100.0, "numpy": 11.0 }, "ours_of_numpy": 9.1,
+            }),
+        }
+    }
+
+    #[test]
+    fn a_figure_at_its_bar_is_reached_and_one_below_it_is_not() {
+        let reached: Vec<_> = figures(&measured()).unwrap().iter().map(Figure::reached).collect();
+        let memory = [Some(true), Some(true), Some(false), Some(true), Some(true), Some(false)];
+        assert_eq!(reached[..6], memory);
+        assert_eq!(reached[6..8], [Some(true), Some(true)]);
+        // Redis, raw TCP narrow and wide, TLS twice.
+        assert_eq!(reached[8..13], [Some(true), Some(true), Some(false), None, None]);
+        assert_eq!(reached[13..], [Some(false), Some(true)]);
+    }
+
+    #[test]
+    fn rows_tell_ours_the_peer_the_ratio_and_the_verdict() {
+        let figures = figures(&measured()).unwrap();
+        let row = |place: usize| figures[place].row()[1..].join(" | ");
+        assert_eq!(row(2), "15.0 M rows/s | pull: 30.0 M rows/s | 0.500× | ≥ 0.5× | no");
+        assert_eq!(row(5), "170.5 bytes | – | – | ≤ 170 bytes | no");
+        assert_eq!(row(7), "0.400 | 1 M rows: 0.500 | 0.800× | ≥ 0.8× | yes");
+        assert_eq!(row(9), "0.640 GB/s | raw TCP: 3.20 GB/s | 0.300× | ≥ 0.3× | yes");
+        assert_eq!(row(11), "8.00 M rows/s | without TLS: 10.0 M rows/s | 0.800× | – | –");
+        assert_eq!(table(&figures).lines().count(), 2 + figures.len());
+    }
+
+    #[test]
+    fn a_number_that_was_not_told_is_an_error_that_names_it() {
+        let mut measured = measured();
+        measured.narrow["pull_of_redis"] = Value::Null;
+        let error = figures(&measured).unwrap_err().to_string();
+        assert!(error.starts_with("find a number at /pull_of_redis in {"), "{error}");
+    }
+}

@@ -1,0 +1,239 @@
+//! `cargo xtask bench ps`: the parameter server against its peers, in turn and in one run.
+//!
+//! This file says what is run. What is wanted is in [`figures`](super::figures), the measuring itself in the examples
+//! `engine` (of the server) and `dedup` (of the worker), which take turns with their peers.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::document::{self, median};
+use super::figures::{self, Figure, Measured};
+use super::machine::{Machine, Versions, load_average};
+use super::setup::{peers_python, release_build, succeed};
+use super::systems::last_line;
+use crate::daemon::Daemon;
+use crate::{cache, packages};
+
+/// Rounds of checkpoints: each writes twice 2 GiB.
+const CHECKPOINTS: u32 = 3;
+const QUICK_PAIRS: u32 = 3;
+/// 2 GiB of rows of dim 16 with Adagrad's slots.
+const MEMORY_ROWS: u32 = 1 << 24;
+const LARGE_ROWS: u32 = 100_000_000;
+
+/// Options of `cargo xtask bench ps`.
+#[derive(Debug, Args)]
+pub struct PsBench {
+    /// Print the result as one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+    /// How often ours and a peer are measured in turn; figures are medians over the pairs
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+    pairs: u32,
+    /// At most 3 pairs and small tables, to see that everything works; docs/benchmarks.md is left alone
+    #[arg(long)]
+    quick: bool,
+}
+
+impl PsBench {
+    fn pairs(&self) -> u32 {
+        if self.quick { self.pairs.min(QUICK_PAIRS) } else { self.pairs }
+    }
+}
+
+/// Measures everything and prints the comparison.
+pub fn ps(options: &PsBench) -> Result<()> {
+    let bench = Bench::prepare()?;
+    let load = load_average();
+    let measured = bench.measure(options)?;
+    let figures = figures::figures(&measured)?;
+    let report =
+        Report { options, machine: Machine::here(), versions: bench.versions(&measured), load, figures };
+    if options.json {
+        let summary = report.summary(&measured);
+        println!("{}", serde_json::to_string_pretty(&summary).context("write the report as JSON")?);
+    } else {
+        println!("{}", figures::table(&report.figures));
+        println!("{}", report.reached());
+    }
+    if options.quick {
+        eprintln!("small tables say nothing about large ones; docs/benchmarks.md is left alone");
+        return Ok(());
+    }
+    document::write_section(&bench.root, "cargo xtask bench ps", &report.section())
+}
+
+/// The programs that measure.
+struct Bench {
+    root: PathBuf,
+    cache: PathBuf,
+    engine: PathBuf,
+    dedup: PathBuf,
+    python: PathBuf,
+}
+
+impl Bench {
+    /// Builds and installs what is not there yet.
+    fn prepare() -> Result<Bench> {
+        let (root, cache) = (cache::workspace_root()?, cache::directory()?);
+        let example = |package, name| {
+            release_build(&root, &["--package", package, "--example", name], &format!("examples/{name}"))
+        };
+        let (engine, dedup) = (example("elasticdl-ps", "engine")?, example("elasticdl-worker", "dedup")?);
+        packages::ensure_installed(&["redis-server"], "the benchmark")?;
+        let python = peers_python(&root, &cache)?;
+        Ok(Bench { root, cache, engine, dedup, python })
+    }
+
+    fn measure(&self, options: &PsBench) -> Result<Measured> {
+        let (pairs, checkpoints) = (options.pairs(), options.pairs().min(CHECKPOINTS));
+        let rows = |usual, small| if options.quick { small } else { usual };
+        let served = rows(1_000_000, 100_000);
+        let redis = redis()?;
+        let narrow = self.engine(&format!("served {pairs} 16 {served} {}", redis.address))?;
+        drop(redis);
+        Ok(Measured {
+            narrow,
+            wide: self.engine(&format!("served {pairs} 128 {served}"))?,
+            dedup: self.dedup(pairs)?,
+            memory: self.engine(&format!("memory {pairs} {}", rows(MEMORY_ROWS, 200_000)))?,
+            large: self.engine(&format!("large {pairs} {}", rows(LARGE_ROWS, 2_000_000)))?,
+            checkpoint: self.engine(&format!("checkpoint {checkpoints} {}", rows(MEMORY_ROWS, 500_000)))?,
+        })
+    }
+
+    /// Runs the engine.
+    fn engine(&self, arguments: &str) -> Result<Value> {
+        eprintln!("measuring: engine {arguments}");
+        let mut command = Command::new(&self.engine);
+        // The cache is on a disk, which cannot be said of every directory for temporary files.
+        command.args(arguments.split(' ')).env("TMPDIR", self.scratch()?);
+        told(&mut command)
+    }
+
+    /// The worker and numpy in turn, on the same ids.
+    fn dedup(&self, pairs: u32) -> Result<Value> {
+        eprintln!("measuring: deduplication");
+        let scratch = tempfile::tempdir().context("make a directory for ids")?;
+        let file = scratch.path().join("ids");
+        succeed(Command::new(&self.dedup).arg("make").arg(&file), "make ids")?;
+        let peer = self.root.join("benches/peers/unique.py");
+        let mut rates = Vec::new();
+        for _ in 0..pairs {
+            let ours = told(Command::new(&self.dedup).arg("measure").arg(&file))?;
+            let numpy = told(Command::new(&self.python).arg(&peer).arg(&file))?;
+            rates.push((ids_per_second(&ours, &numpy)?, ids_per_second(&numpy, &ours)?));
+        }
+        let of = |f: &dyn Fn(&(f64, f64)) -> f64| median(rates.iter().map(f).collect());
+        Ok(json!({
+            "pairs": pairs,
+            "million_ids_per_second": { "ours": of(&|r| r.0), "numpy": of(&|r| r.1) },
+            "ours_of_numpy": of(&|r| r.0 / r.1),
+        }))
+    }
+
+    fn scratch(&self) -> Result<PathBuf> {
+        let scratch = self.cache.join("bench");
+        fs::create_dir_all(&scratch).with_context(|| format!("create {}", scratch.display()))?;
+        Ok(scratch)
+    }
+
+    fn versions(&self, measured: &Measured) -> Versions {
+        let mut versions = Versions::default();
+        versions.add("elasticdl", env!("CARGO_PKG_VERSION"));
+        versions.ask("rustc", Path::new("rustc"));
+        if let Some(redis) = measured.narrow["redis_version"].as_str() {
+            versions.add("redis", redis);
+        }
+        versions.ask_python(&self.python, &["numpy"]);
+        versions
+    }
+}
+
+/// A Redis of its own, which keeps nothing.
+fn redis() -> Result<Daemon> {
+    const HOST: &str = "127.0.0.1";
+    Daemon::start(HOST, |port| {
+        let mut command = Command::new("redis-server");
+        command.args(["--bind", HOST, "--port", &port.to_string(), "--save", "", "--appendonly", "no"]);
+        command
+    })
+}
+
+/// The JSON that a program prints as its last line.
+fn told(command: &mut Command) -> Result<Value> {
+    let line = last_line(command)?;
+    serde_json::from_str(&line)
+        .with_context(|| format!("read the result of {:?} from {line:?}", command.get_program()))
+}
+
+/// A rate of deduplication, where both have found the same.
+fn ids_per_second(told: &Value, other: &Value) -> Result<f64> {
+    ensure!(told["unique"] == other["unique"], "{told} and {other} are not of the same ids");
+    told["million_ids_per_second"].as_f64().with_context(|| format!("find a rate in {told}"))
+}
+
+/// All that is told.
+struct Report<'a> {
+    options: &'a PsBench,
+    machine: Machine,
+    versions: Versions,
+    /// Load average of the last minute before the first measurement.
+    load: f64,
+    figures: Vec<Figure>,
+}
+
+impl Report<'_> {
+    /// How many of the figures that something is wanted of are as good as wanted.
+    fn reached(&self) -> String {
+        let verdicts: Vec<bool> = self.figures.iter().filter_map(Figure::reached).collect();
+        let reached = verdicts.iter().filter(|reached| **reached).count();
+        format!("{reached} of {} reached.", verdicts.len())
+    }
+
+    fn summary(&self, measured: &Measured) -> Value {
+        json!({
+            "machine": self.machine,
+            "versions": self.versions,
+            "pairs": self.options.pairs(),
+            "quick": self.options.quick,
+            "load_at_start": self.load,
+            "figures": self.figures.iter().map(Figure::summary).collect::<Vec<_>>(),
+            "measured": {
+                "memory": measured.memory, "large": measured.large, "narrow": measured.narrow,
+                "wide": measured.wide, "checkpoint": measured.checkpoint, "dedup": measured.dedup,
+            },
+        })
+    }
+
+    fn section(&self) -> String {
+        format!(
+            "## The parameter server against its peers\n\n\
+             Written by `cargo xtask bench ps`. Ours and each peer are measured in turn, {pairs} times\n\
+             (checkpoints {checkpoints} times); a figure is the median, and a ratio the median of the ratios of\n\
+             neighbours. Ids are uniform, a batch has 40,000, and a table lies in 8 partitions. In one process, and\n\
+             for deduplication, time is that of one thread on a core; over loopback and for checkpoints it is the\n\
+             clock's, with server and client as two threads.\n\n\
+             The gather copies rows of a dense array by their number and asks for them ahead. Redis has 64 bytes for\n\
+             each id and is asked with pipelined MGETs over one connection. Raw TCP sends the bytes of the rows from\n\
+             one thread to another and asks for nothing. numpy finds the unique ids with `return_inverse` and does\n\
+             not route them. The checkpoint's peer writes as many bytes to one file on the same disk and syncs it.\n\n\
+             {table}\n\
+             {reached}\n\n\
+             Machine: {machine}; load at the start {load:.2}.\n\
+             Versions: {versions}.\n",
+            pairs = self.options.pairs(),
+            checkpoints = self.options.pairs().min(CHECKPOINTS),
+            table = figures::table(&self.figures),
+            reached = self.reached(),
+            machine = self.machine,
+            load = self.load,
+            versions = self.versions,
+        )
+    }
+}
