@@ -209,18 +209,13 @@ impl Running {
 }
 
 /// Waits for something that happens elsewhere; there is nothing to be told by, so it looks often.
-pub fn wait_for<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
-    wait_within(DEADLINE, what, look)
-}
-
-/// The same with a deadline of its own.
-pub fn wait_within<T>(deadline: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(began.elapsed() < deadline, "waited too long for {what}");
+        assert!(began.elapsed() < DEADLINE, "waited too long for {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

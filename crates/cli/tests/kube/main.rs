@@ -18,8 +18,6 @@ mod objects;
 mod operator;
 mod place;
 
-use std::time::Duration;
-
 use place::Place;
 use serde_json::{Value, json};
 
@@ -64,8 +62,7 @@ fn a_job_on_a_cluster_rides_through_everything() {
         assert!(told.split(' ').any(|word| word == reason), "{reason} in the events: {told}");
     }
     let left = "jsonpath={.items[?(@.metadata.labels.elasticdl\\.org/role!='master')].metadata.name}";
-    // A kubelet whose node was away for a while tries some of what it failed to do again after two minutes only.
-    place.until_within(Duration::from_secs(300), "the job's pods to go", || {
+    place.until("the job's pods to go", || {
         place.kubectl(&["get", "pods", "-o", left]).ok().trim().is_empty().then_some(())
     });
 }

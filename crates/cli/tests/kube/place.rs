@@ -4,7 +4,6 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -13,7 +12,7 @@ use serde_json::{Value, json};
 mod world;
 
 pub use world::{Running, Said};
-use world::{World, said, wait_for, wait_within};
+use world::{World, said, wait_for};
 
 /// Where a test takes place. Its namespace goes when it is dropped.
 pub struct Place {
@@ -157,11 +156,6 @@ impl Place {
     /// Waits until something is seen.
     pub fn until<T>(&self, what: &str, seen: impl FnMut() -> Option<T>) -> T {
         wait_for(what, seen)
-    }
-
-    /// The same for what may take long.
-    pub fn until_within<T>(&self, deadline: Duration, what: &str, seen: impl FnMut() -> Option<T>) -> T {
-        wait_within(deadline, what, seen)
     }
 
     /// Ends a pod without a warning.
