@@ -98,6 +98,7 @@ impl Fleet {
     pub fn start(&mut self, role: Role, id: u32) -> u32 {
         self.launch_last = unix_seconds().max(self.launch_last + 1);
         let who = Who { role, id, launch: self.launch_last };
+        self.shared.roster().starts(who);
         let shared = Arc::clone(&self.shared);
         self.shared.runtime.spawn(async move { shared.create(who).await });
         who.launch
@@ -234,8 +235,7 @@ impl Shared {
     fn tidy(self: &Arc<Self>, news: &News, kept: &mut Vec<String>) {
         let News::Ended(who, end) = news else { return };
         let Some(name) = self.roster().name_of(*who).map(str::to_string) else { return };
-        let failed = end.cause == Cause::Memory || (end.cause == Cause::Own && end.code != Some(0));
-        let remove = if failed {
+        let remove = if self.roster().is_worth_a_look(&name, end) {
             kept.push(name);
             (kept.len() > KEPT).then(|| kept.remove(0))
         } else {

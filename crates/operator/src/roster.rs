@@ -1,6 +1,6 @@
 //! The pods of a job's workers and servers, as the watch tells of them, and what of that is news. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use elasticdl_wire::control::Role;
 use k8s_openapi::api::core::v1::Pod;
@@ -46,6 +46,8 @@ struct Known {
     high: bool,
     /// The master has been told of its end.
     told: bool,
+    /// It came later and not from us: an earlier master, cut off and back for a moment, had it made.
+    stray: bool,
 }
 
 /// The pods of a job.
@@ -54,11 +56,20 @@ pub struct Roster {
     pods: BTreeMap<String, Known>,
     /// Names seen since the watch began anew.
     relisted: Option<Vec<String>>,
+    /// Whether it is known which pods there were when this master began.
+    looked: bool,
+    /// Launches of ours.
+    started: BTreeSet<u32>,
     /// Deaths for lack of memory: of the workers together, and of each server.
     memory_deaths: BTreeMap<(i32, u32), u32>,
 }
 
 impl Roster {
+    /// We are about to make a pod.
+    pub fn starts(&mut self, who: Who) {
+        self.started.insert(who.launch);
+    }
+
     /// A pod has been made, or has changed.
     pub fn applied(&mut self, pod: &Pod) -> Option<News> {
         let who = who(pod)?;
@@ -75,7 +86,11 @@ impl Roster {
         let same = before.is_some_and(|known| known.state == state);
         let had_no_room =
             before.is_some_and(|known| matches!(&known.state, State::Waits(Some(wait)) if wait.may_pass));
-        self.pods.insert(name.clone(), Known { who, state: state.clone(), high, told });
+        let stray = match before {
+            Some(known) => known.stray,
+            None => self.looked && !self.started.contains(&who.launch),
+        };
+        self.pods.insert(name.clone(), Known { who, state: state.clone(), high, told, stray });
         match state {
             State::Ended(end) => self.tell(&name, end),
             State::Waits(Some(wait)) if !same => Some(News::Waits(who, wait)),
@@ -107,6 +122,7 @@ impl Roster {
     /// Those were all: any other is gone.
     pub fn relist_ends(&mut self) -> Vec<News> {
         let Some(there) = self.relisted.take() else { return Vec::new() };
+        self.looked = true;
         let gone: Vec<String> = self.pods.keys().filter(|name| !there.contains(name)).cloned().collect();
         let mut news = Vec::new();
         for name in gone {
@@ -161,6 +177,12 @@ impl Roster {
     /// Whether the pod of this name has ended and is still there.
     pub fn has_ended(&self, name: &str) -> bool {
         self.pods.get(name).is_some_and(|known| matches!(known.state, State::Ended(_)))
+    }
+
+    /// Whether people may want to look at a pod that ended so: it failed, and not because nobody had use for it.
+    pub fn is_worth_a_look(&self, name: &str, end: &End) -> bool {
+        let failed = end.cause == Cause::Memory || (end.cause == Cause::Own && end.code != Some(0));
+        failed && self.pods.get(name).is_some_and(|known| !known.stray)
     }
 
     fn tell(&mut self, name: &str, mut end: End) -> Option<News> {
@@ -242,6 +264,33 @@ mod tests {
         assert_eq!(roster.applied(&over), None);
         assert_eq!(roster.deleted(&over), None);
         assert!(!roster.has("j-worker-3"));
+    }
+
+    /// Goal: a master that is cut off tries to make a pod for as long as it lives, and succeeds when its node is back;
+    /// the pod is refused by the master that leads, and must not stay for ever as one that failed.
+    #[test]
+    fn what_an_earlier_master_has_made_late_is_not_kept() {
+        let mut roster = Roster::default();
+        roster.relist_begins();
+        roster.applied(&pod("j-worker-1", 1, runs()));
+        roster.relist_ends();
+        roster.starts(WORKER);
+        roster.applied(&pod("j-worker-3", WORKER.launch, runs()));
+        roster.applied(&pod("j-worker-2", 2, runs()));
+        // The watch was away in between: all are told again.
+        roster.relist_begins();
+        let mut worth_a_look = |name: &str, launch: u32| {
+            let Some(News::Ended(_, end)) = roster.applied(&pod(name, launch, ended("Error", 1))) else {
+                panic!("{name} has ended")
+            };
+            roster.is_worth_a_look(name, &end)
+        };
+        assert!(worth_a_look("j-worker-1", 1), "it was there when this master began");
+        assert!(worth_a_look("j-worker-3", WORKER.launch), "this master has made it");
+        assert!(!worth_a_look("j-worker-2", 2));
+        roster.relist_ends();
+        let well = End { code: Some(0), ..End::by(Cause::Own) };
+        assert!(!roster.is_worth_a_look("j-worker-1", &well));
     }
 
     #[test]

@@ -34,8 +34,11 @@ pub trait Rule {
     /// How many slots go with so many weights.
     fn slots(&self, weights: usize) -> usize;
 
-    /// Writes what slots start with. Never drawn from an initializer: a negative second moment has no root.
-    fn begin(&self, slots: &mut [f32]);
+    /// Writes what slots start with, zeros as a rule. Never drawn from an initializer: a negative second moment has no
+    /// root.
+    fn begin(&self, slots: &mut [f32]) {
+        slots.fill(0.0);
+    }
 
     /// Moves the weights by a gradient of the same length, with `factor` times the learning rate.
     fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32], factor: f32);

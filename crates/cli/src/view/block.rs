@@ -275,7 +275,8 @@ fn held(gauges: &Value) -> Option<String> {
         let (each, full) = (bytes / rows, 100 * rows / places);
         text.push_str(&format!(", {each} bytes a row, index {full} % full"));
     }
-    let classes: Vec<u64> = gauges["staleness"].as_array()?.iter().filter_map(Value::as_u64).collect();
+    let classes = gauges["staleness"].as_array().into_iter().flatten();
+    let classes: Vec<u64> = classes.filter_map(Value::as_u64).collect();
     if let (Some(median), Some(most)) = (class_at(&classes, 0.5), class_at(&classes, 1.0)) {
         text.push_str(&format!(", staleness {median}, at most {most}"));
     }

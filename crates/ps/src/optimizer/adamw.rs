@@ -32,10 +32,6 @@ impl Rule for Adamw {
         self.adam.slots(weights)
     }
 
-    fn begin(&self, slots: &mut [f32]) {
-        self.adam.begin(slots);
-    }
-
     #[inline(always)]
     fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32], factor: f32) {
         let kept = 1.0 - self.decay * factor;

@@ -32,10 +32,6 @@ impl Rule for Amsgrad {
         3 * weights + 1
     }
 
-    fn begin(&self, slots: &mut [f32]) {
-        slots.fill(0.0);
-    }
-
     #[inline(always)]
     fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32], factor: f32) {
         let n = weights.len();

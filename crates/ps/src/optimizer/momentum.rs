@@ -33,10 +33,6 @@ impl Rule for Momentum {
         weights
     }
 
-    fn begin(&self, slots: &mut [f32]) {
-        slots.fill(0.0);
-    }
-
     #[inline(always)]
     fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32], factor: f32) {
         check_lengths(weights, slots, gradient);
@@ -51,10 +47,6 @@ impl Rule for Momentum {
 impl Rule for Nesterov {
     fn slots(&self, weights: usize) -> usize {
         weights
-    }
-
-    fn begin(&self, slots: &mut [f32]) {
-        slots.fill(0.0);
     }
 
     #[inline(always)]

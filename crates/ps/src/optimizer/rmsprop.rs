@@ -31,10 +31,6 @@ impl Rule for Rmsprop {
         weights
     }
 
-    fn begin(&self, slots: &mut [f32]) {
-        slots.fill(0.0);
-    }
-
     #[inline(always)]
     fn apply(&self, weights: &mut [f32], slots: &mut [f32], gradient: &[f32], factor: f32) {
         assert_eq!(weights.len(), gradient.len(), "a gradient is as long as its weights");

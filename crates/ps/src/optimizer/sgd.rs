@@ -14,10 +14,6 @@ impl Rule for Sgd {
         0
     }
 
-    fn begin(&self, slots: &mut [f32]) {
-        assert!(slots.is_empty(), "plain gradient descent has no slots");
-    }
-
     #[inline(always)]
     fn apply(&self, weights: &mut [f32], _slots: &mut [f32], gradient: &[f32], factor: f32) {
         assert_eq!(weights.len(), gradient.len(), "a gradient is as long as its weights");

@@ -1,6 +1,7 @@
 //! Rows of one length, many to an allocation.
 //!
-//! A row is found by its number, which it keeps for life. Growing appends a slab and moves nothing.
+//! A row is found by its number, which it keeps for life. Growing appends a slab and moves nothing, but once: the first
+//! slab of a table that gets a second one.
 
 use super::pages::Pages;
 use super::prefetch;

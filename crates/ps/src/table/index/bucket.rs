@@ -2,7 +2,7 @@
 //!
 //! The eight words of a bucket: five ids; their rows' numbers plus one, two to a word (0: the place is empty, so every
 //! id is a valid one); and in the last half word how many ids that belong to this bucket or one before it lie further
-//! on, because this one was full. No entry is moved when another one comes or goes.
+//! on, because this one was full. No entry is moved when another one comes.
 
 /// Entries of a bucket.
 pub(super) const PLACES: usize = 5;
