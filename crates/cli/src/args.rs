@@ -347,14 +347,21 @@ pub struct Logs {
 Examples:
   elasticdl scale ctr --workers 8
   elasticdl scale ctr --workers auto    as many as are of use: the master measures it
+  elasticdl scale ctr --servers 3
 
-Newcomers work within a second or two; those that are too many finish their batch and leave.")]
+Workers that are new work within a second or two; those that are too many finish their batch and leave. Between
+servers partitions move, rows and all, while training goes on; those that are too many leave when they have
+none left.")]
+#[command(group = clap::ArgGroup::new("wanted").args(["workers", "servers"]).required(true).multiple(true))]
 pub struct Scale {
     /// The job's name.
     pub job: String,
     /// How many workers are wanted, at most workers.max of the job; or auto.
     #[arg(long, value_name = "N|auto")]
-    pub workers: Wanted,
+    pub workers: Option<Wanted>,
+    /// How many parameter servers are wanted, at most servers.partitions of the job.
+    #[arg(long, value_name = "N")]
+    pub servers: Option<u32>,
 }
 
 /// Arguments of `stop`.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use elasticdl_master::status::{AllowRequest, Event, ScaleRequest, Status, StopRequest, Wanted};
+use elasticdl_master::status::{AllowRequest, Event, ScaleRequest, Status, StopRequest};
 use elasticdl_wire::{Identity, Token, tls};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -79,9 +79,9 @@ impl Client {
         Ok(events.into_iter().filter_map(|event| serde_json::from_value(event).ok()).collect())
     }
 
-    /// Asks for so many workers, or for as many as are of use.
-    pub fn scale(&self, workers: Wanted) -> anyhow::Result<()> {
-        self.post("/v1/scale", &ScaleRequest { workers })
+    /// Asks for so many workers and servers.
+    pub fn scale(&self, wanted: ScaleRequest) -> anyhow::Result<()> {
+        self.post("/v1/scale", &wanted)
     }
 
     /// Allows so many workers, whatever is wanted.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use comfy_table::{Table, presets};
-use elasticdl_master::status::{Status, StopRequest, Wanted};
+use elasticdl_master::status::{ScaleRequest, Status, StopRequest, Wanted};
 use serde_json::{Value, json};
 
 use crate::args;
@@ -160,16 +160,24 @@ pub async fn top(args: &args::Top) -> anyhow::Result<Exit> {
 pub fn scale(args: &args::Scale) -> anyhow::Result<Exit> {
     let dir = Home::find()?.existing(&args.job)?;
     let scaled = ask(&dir, |client| {
-        let before = client.status()?.workers_wanted;
-        client.scale(args.workers)?;
+        let before = client.status()?;
+        client.scale(ScaleRequest { workers: args.workers, servers: args.servers })?;
         Ok(before)
     })?;
     let before = scaled.ok_or_else(|| not_running(&args.job))?;
-    let wanted = match args.workers {
-        Wanted::Fixed(workers) => format!("{workers} workers wanted, {before} before"),
+    let workers = args.workers.map(|wanted| match wanted {
+        Wanted::Fixed(workers) => format!("{workers} workers wanted, {} before", before.workers_wanted),
         Wanted::Auto => "as many workers wanted as are of use; `elasticdl top` shows how many that is".into(),
-    };
-    print::note(&format!("{}: {wanted}", args.job));
+    });
+    let servers = args.servers.map(|servers| {
+        format!(
+            "{servers} servers wanted, {} before; `elasticdl top` shows partitions move",
+            before.servers_wanted
+        )
+    });
+    for wanted in workers.into_iter().chain(servers) {
+        print::note(&format!("{}: {wanted}", args.job));
+    }
     Ok(Exit::Done)
 }
 

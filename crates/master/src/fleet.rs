@@ -5,7 +5,7 @@
 //! is done; past a stated number of deaths in a row without one, the job is given up. Each server has a row
 //! of deaths of its own, and the workers have one together: who waits does so for his own deaths only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use elasticdl_wire::control::Role;
@@ -97,6 +97,8 @@ impl Deaths {
 pub struct Fleet {
     workers: BTreeMap<u32, Member>,
     servers: BTreeMap<u32, Member>,
+    /// Servers that are to go, and not to be started again.
+    dismissed: BTreeSet<u32>,
     workers_wanted: u32,
     /// No more workers than that, whatever is wanted.
     workers_allowed: Option<u32>,
@@ -115,6 +117,7 @@ impl Fleet {
         Fleet {
             workers: BTreeMap::new(),
             servers: (0..servers).map(|id| (id, waiting)).collect(),
+            dismissed: BTreeSet::new(),
             workers_wanted: workers,
             workers_allowed: None,
             worker_next: 0,
@@ -220,6 +223,10 @@ impl Fleet {
             Role::Worker => {
                 self.workers.remove(&id);
             }
+            Role::Server if self.dismissed.remove(&id) => {
+                self.servers.remove(&id);
+                self.server_deaths.remove(&id);
+            }
             Role::Server => {
                 let next = Member { state: State::Waiting, pid: None, restarts: member.restarts + 1 };
                 self.servers.insert(id, next);
@@ -244,6 +251,29 @@ impl Fleet {
     /// So many workers are wanted from now on.
     pub fn scale(&mut self, workers: u32) {
         self.workers_wanted = workers;
+    }
+
+    /// There is to be a server of this number.
+    pub fn want_server(&mut self, id: u32) {
+        let waiting = Member { state: State::Waiting, pid: None, restarts: 0 };
+        self.servers.entry(id).or_insert(waiting);
+    }
+
+    /// There is to be no server of this number any more.
+    pub fn dismiss_server(&mut self, id: u32) -> Option<Order> {
+        let server = self.servers.get_mut(&id)?;
+        match server.state {
+            State::Waiting => {
+                self.servers.remove(&id);
+                None
+            }
+            State::Draining => None,
+            State::Starting | State::Joined => {
+                self.dismissed.insert(id);
+                server.state = State::Draining;
+                server.pid.map(|pid| Order::Stop { role: Role::Server, id, pid })
+            }
+        }
     }
 
     /// No more workers than that from now on, whatever is wanted.
@@ -322,6 +352,23 @@ mod tests {
         fleet.allow(None);
         let three = [2, 3, 4].map(|id| start(Role::Worker, id));
         assert_eq!((fleet.reconcile(at(5)), fleet.workers_target()), (three.to_vec(), 4));
+    }
+
+    #[test]
+    fn a_server_that_is_dismissed_is_not_started_again() {
+        let mut fleet = running();
+        fleet.want_server(1);
+        assert_eq!(fleet.reconcile(at(2)), [start(Role::Server, 1)]);
+        assert_eq!(fleet.started(Role::Server, 1, 31), None);
+        assert!(fleet.joined(Role::Server, 1, 31) && fleet.knows(Role::Server, 1, 31));
+        assert_eq!(fleet.dismiss_server(1), Some(Order::Stop { role: Role::Server, id: 1, pid: 31 }));
+        assert_eq!(fleet.dismiss_server(1), None, "once is enough");
+        assert!(!fleet.knows(Role::Server, 1, 31));
+        assert_eq!(fleet.exited(at(3), Role::Server, 1, 31, Fault::Own), Some(true));
+        assert_eq!((fleet.reconcile(at(4)), fleet.servers().len()), (vec![], 1));
+        fleet.want_server(1);
+        assert_eq!(fleet.dismiss_server(1), None);
+        assert_eq!(fleet.reconcile(at(5)), [], "it was never started");
     }
 
     fn start(role: Role, id: u32) -> Order {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use elasticdl_spec::{LeaseId, Plan, Purpose, Shard, TaskId, placement};
 use elasticdl_wire::control::{
-    BeatReply, CheckpointWrittenRequest, JoinReply, LeaseReply, ReadyRequest, ReportRequest, Role,
-    TopologyReply,
+    BeatReply, CheckpointWrittenRequest, CopiedReply, CopiedRequest, JoinReply, LeaseReply, ReadyRequest,
+    ReportRequest, Role, TopologyReply,
 };
 use serde_json::{Map, Value};
 
@@ -18,12 +18,13 @@ use crate::checkpoint::{Coordinator, Manifest};
 use crate::config::{Best, Exit, Process, Waits};
 use crate::evaluation::Evaluation;
 use crate::fleet::{self, Fleet};
-use crate::ledger::{Book, Entry, Quarantined, ShardNote};
+use crate::ledger::{Book, Entry, MemberRole, Quarantined, ShardNote};
 use crate::status::{Phase, Status, StopRequest, Wanted};
 use crate::tasks::{Order, Tasks};
 use crate::useful::Useful;
 
 mod members;
+mod moves;
 mod phases;
 mod recovery;
 mod scale;
@@ -75,6 +76,8 @@ pub enum Event {
     Reported(Ticket, Caller, Box<ReportRequest>),
     /// A server has written its part of a checkpoint, or failed to.
     Written(Ticket, Caller, CheckpointWrittenRequest),
+    /// A server has copied partitions that it is to have, or failed to.
+    Copied(Ticket, Caller, CopiedRequest),
     /// A manifest is durable, or could not be written.
     Committed(u64, Result<Box<Manifest>, String>),
     /// The export has ended.
@@ -87,6 +90,8 @@ pub enum Event {
     Waits(Waits),
     /// So many workers, please, or as many as are of use.
     Scale(Ticket, Wanted),
+    /// So many servers, please.
+    ScaleServers(Ticket, u32),
     /// No more workers than that, whatever is wanted; `None`: as many as are wanted.
     Allow(Ticket, Option<u32>),
     /// Stop.
@@ -138,6 +143,8 @@ pub enum Answer {
     Topology(TopologyReply),
     /// To [`Event::LeaseAsked`].
     Lease(LeaseReply),
+    /// To [`Event::Copied`].
+    Copied(CopiedReply),
     /// To [`Event::Reported`]: whether the lease is still held.
     Report(bool),
     /// To whatever needs no more than that.
@@ -151,6 +158,8 @@ pub enum Answer {
 struct Place {
     server: u32,
     incarnation: u64,
+    /// The incarnation from which on nothing was lost: what it and later ones have acknowledged holds.
+    since: u64,
     /// Set while its server serves it.
     address: Option<String>,
 }
@@ -161,6 +170,8 @@ struct Known {
     address: String,
     records: u64,
     gauges: Value,
+    /// Whether a server has said that it serves what it has.
+    serves: bool,
     /// When it last called.
     heard: Duration,
     /// Why it does not run yet.
@@ -198,6 +209,16 @@ pub struct Job {
     /// The newest committed checkpoint: what a restarted server restores.
     committed: Option<Manifest>,
     places: Vec<Place>,
+    /// Partitions on their way to another server.
+    moving: Option<moves::Moving>,
+    /// No other move before this.
+    moves_not_before: Duration,
+    loads: moves::Loads,
+    servers_wanted: u32,
+    /// Servers that are to join again, because what they are to hold has changed.
+    rejoin: BTreeSet<u32>,
+    /// Partitions that were on their way when an earlier master died.
+    arriving: BTreeSet<u32>,
     known: BTreeMap<(i32, u32), Known>,
     beats: BTreeMap<Caller, Waiting>,
     command_next: u64,
@@ -275,9 +296,13 @@ impl Job {
         assert_eq!(book.committed, committed.as_ref().map(|m| m.id), "the committed checkpoint is at hand");
         let job = &plan.job;
         let order = if job.data.shuffle { Order::Shuffled(job.train.seed) } else { Order::Files };
+        let servers_wanted = book.servers_wanted.unwrap_or(job.servers.count).min(job.servers.partitions);
+        // Where no server runs, each of those that will be started gets its share.
+        let running = book.processes.values().any(|running| running.role == MemberRole::Server);
         let place = |p| {
-            let server = placement::server_of_partition(elasticdl_spec::PartitionId(p), job.servers.count).0;
-            Place { server, incarnation: book.incarnation(p), address: None }
+            let dealt = placement::server_of_partition(elasticdl_spec::PartitionId(p), servers_wanted).0;
+            let server = book.servers.get(&p).copied().filter(|_| running).unwrap_or(dealt);
+            Place { server, incarnation: book.incarnation(p), since: book.since(p), address: None }
         };
         let mut tasks = Tasks::new(job.train.epochs, order);
         tasks.load(Duration::ZERO, &book);
@@ -296,7 +321,7 @@ impl Job {
             error: None,
             tasks,
             evaluation: Evaluation::new(job.evaluate.clone()),
-            fleet: Fleet::new(job.servers.count, workers, job.limits.restarts),
+            fleet: Fleet::new(servers_wanted, workers, job.limits.restarts),
             useful,
             told: 0,
             checkpoints: Coordinator::new(
@@ -306,6 +331,12 @@ impl Job {
             ),
             committed,
             places: (0..job.servers.partitions).map(place).collect(),
+            moving: None,
+            moves_not_before: Duration::ZERO,
+            loads: moves::Loads::default(),
+            servers_wanted,
+            rejoin: BTreeSet::new(),
+            arriving: book.arriving.clone(),
             known: BTreeMap::new(),
             beats: BTreeMap::new(),
             // Above those of any master before, so that no server takes a command for an old one.
@@ -356,12 +387,14 @@ impl Job {
             }
             Event::Reported(ticket, caller, report) => self.report(now, ticket, caller, *report, effects),
             Event::Written(ticket, caller, written) => self.written(now, ticket, caller, written, effects),
+            Event::Copied(ticket, caller, copied) => self.copied(now, ticket, caller, &copied, effects),
             Event::Committed(id, outcome) => self.commit_over(now, id, outcome, effects),
             Event::Exported(outcome) => self.exported(now, outcome, effects),
             Event::Launched(role, id, outcome) => self.launched(now, role, id, outcome, effects),
             Event::Exited(exit) => self.exited(now, exit, effects),
             Event::Waits(waits) => self.waits(waits, effects),
             Event::Scale(ticket, wanted) => self.scale(now, ticket, wanted, effects),
+            Event::ScaleServers(ticket, servers) => self.scale_servers(now, ticket, servers, effects),
             Event::Allow(ticket, workers) => self.allow(now, ticket, workers, effects),
             Event::Stop(stop) => self.stop(now, stop, effects),
             Event::Tick => self.tick(now, effects),

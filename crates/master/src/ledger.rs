@@ -79,6 +79,24 @@ pub enum Entry {
         /// Where all of them went back to one step: no lease below this one counts any more.
         floor: Option<LeaseId>,
     },
+    /// Which server each partition is to live at.
+    Placed {
+        /// By partition.
+        servers: Vec<u32>,
+    },
+    /// Partitions are another server's from now on. It has copied them, and they are handed over to it as they are:
+    /// whatever was applied stays applied.
+    Moved {
+        /// The partitions with their new incarnations.
+        partitions: Vec<(u32, u64)>,
+        /// The server that has them now.
+        server: u32,
+    },
+    /// That server serves them.
+    Arrived {
+        /// The partitions.
+        partitions: Vec<u32>,
+    },
     /// A checkpoint of this number is begun. No other one, of whatever master, gets the number.
     Cut {
         /// The number.
@@ -122,6 +140,11 @@ pub enum Entry {
         #[serde(default)]
         automatic: bool,
     },
+    /// So many servers are wanted.
+    ServersScaled {
+        /// How many.
+        servers: u32,
+    },
     /// A batch is set aside: it moves the marks and teaches nothing.
     Quarantined(Quarantined),
     /// The job is over.
@@ -141,6 +164,8 @@ impl Entry {
             Entry::Begun { .. }
                 | Entry::Leased { lasting: true, .. }
                 | Entry::Reborn { .. }
+                | Entry::Placed { .. }
+                | Entry::Moved { .. }
                 | Entry::Cut { .. }
                 | Entry::Committed { .. }
                 | Entry::Quarantined(_)
@@ -289,6 +314,16 @@ pub struct Book {
     pub cut: u64,
     /// Incarnations by partition; those that are not here are in their first.
     pub incarnations: BTreeMap<u32, u64>,
+    /// By partition, where it has moved since: the incarnation in which its present rows were restored or born. What
+    /// later ones have acknowledged holds, too.
+    #[serde(default)]
+    pub since: BTreeMap<u32, u64>,
+    /// Which server each partition lives at; those that are not here, where their number puts them.
+    #[serde(default)]
+    pub servers: BTreeMap<u32, u32>,
+    /// Partitions that were given to a server which has not been heard to serve them.
+    #[serde(default)]
+    pub arriving: BTreeSet<u32>,
     /// No lease below this one counts.
     pub floor: Option<LeaseId>,
     /// What was started and has not been seen to exit, by name: "worker-3", "ps-0".
@@ -300,6 +335,9 @@ pub struct Book {
     /// Whether that was the master's own choice.
     #[serde(default)]
     pub workers_automatic: bool,
+    /// How many servers are wanted, where that was changed.
+    #[serde(default)]
+    pub servers_wanted: Option<u32>,
     /// Batches that are set aside.
     pub quarantined: Vec<Quarantined>,
     /// Records of tasks that were done and had to be opened again.
@@ -339,6 +377,15 @@ impl Book {
             }
             Entry::Reborn { partitions, floor } => {
                 self.incarnations.extend(partitions.iter().copied());
+                for (partition, _) in partitions {
+                    self.since.remove(partition);
+                    self.arriving.remove(partition);
+                    // Its server, if it still runs, does not have this life of it yet.
+                    let server = self.servers.get(partition).map(|id| process_name(MemberRole::Server, *id));
+                    if let Some(server) = server.and_then(|name| self.processes.get_mut(&name)) {
+                        server.address = None;
+                    }
+                }
                 if let Some(floor) = floor {
                     self.floor = Some(*floor);
                     self.leased.clear();
@@ -355,6 +402,17 @@ impl Book {
                 }
                 self.replayed += again.values().map(|finished| finished.records).sum::<u64>();
             }
+            Entry::Placed { servers } => self.servers = (0..).zip(servers.iter().copied()).collect(),
+            Entry::Moved { partitions, server } => {
+                for (partition, incarnation) in partitions {
+                    let since = self.since(*partition);
+                    self.since.insert(*partition, since);
+                    self.incarnations.insert(*partition, *incarnation);
+                    self.servers.insert(*partition, *server);
+                    self.arriving.insert(*partition);
+                }
+            }
+            Entry::Arrived { partitions } => self.arriving.retain(|p| !partitions.contains(p)),
             Entry::Cut { checkpoint } => self.cut = self.cut.max(*checkpoint),
             Entry::Committed { checkpoint, covered } => {
                 self.committed = Some(*checkpoint);
@@ -378,6 +436,7 @@ impl Book {
                 self.workers_wanted = Some(*workers);
                 self.workers_automatic = *automatic;
             }
+            Entry::ServersScaled { servers } => self.servers_wanted = Some(*servers),
             Entry::Quarantined(batch) => self.quarantined.push(batch.clone()),
             Entry::Finished { phase } => {
                 self.finished = Some(*phase);
@@ -394,6 +453,11 @@ impl Book {
     /// A partition's incarnation.
     pub fn incarnation(&self, partition: u32) -> u64 {
         self.incarnations.get(&partition).copied().unwrap_or(1)
+    }
+
+    /// The incarnation of a partition from which on nothing was lost.
+    pub fn since(&self, partition: u32) -> u64 {
+        self.since.get(&partition).copied().unwrap_or(self.incarnation(partition))
     }
 }
 
@@ -444,6 +508,10 @@ mod tests {
             Entry::Freed { task, between_batches: true },
             Entry::Done { task, finished: done(10) },
             Entry::Reborn { partitions: vec![(0, 2)], floor: None },
+            Entry::Placed { servers: vec![0, 1] },
+            Entry::Moved { partitions: vec![(0, 3)], server: 1 },
+            Entry::Arrived { partitions: vec![0] },
+            Entry::ServersScaled { servers: 3 },
             Entry::Cut { checkpoint: 8 },
             Entry::Committed { checkpoint: 8, covered },
             Entry::Started { role: MemberRole::Server, id: 1, process },
@@ -461,6 +529,29 @@ mod tests {
         }
         let bytes = serde_json::to_vec(&book).unwrap();
         assert_eq!(serde_json::from_slice::<Book>(&bytes).unwrap(), book);
+    }
+
+    #[test]
+    fn a_partition_that_moved_is_what_it_was_until_it_is_restored() {
+        let mut book = Book::default();
+        book.apply(&Entry::Reborn { partitions: vec![(0, 4)], floor: None });
+        book.apply(&Entry::Placed { servers: vec![0, 0] });
+        for incarnation in [5, 6] {
+            book.apply(&Entry::Moved { partitions: vec![(0, incarnation)], server: 2 });
+        }
+        assert_eq!((book.incarnation(0), book.since(0), book.servers[&0]), (6, 4, 2));
+        assert_eq!(book.arriving, [0].into());
+        book.apply(&Entry::Arrived { partitions: vec![0] });
+        assert!(book.arriving.is_empty());
+        let process = Process { pid: 5, started: 6 };
+        book.apply(&Entry::Started { role: MemberRole::Server, id: 1, process });
+        book.apply(&Entry::Serving { id: 1, address: "host:1".into() });
+        book.apply(&Entry::Moved { partitions: vec![(0, 7), (1, 2)], server: 1 });
+        assert!(book.processes["ps-1"].address.is_some());
+        book.apply(&Entry::Reborn { partitions: vec![(0, 8)], floor: None });
+        assert_eq!((book.since(0), book.since(1), &book.arriving), (8, 1, &[1].into()));
+        assert_eq!(book.servers, [(0, 1), (1, 1)].into());
+        assert_eq!(book.processes["ps-1"].address, None, "it has to join before it has the next life");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //!
 //! [`gang`] leads a job that runs a person's own program: a smaller core beside [`job`], with edges of its own.
 
+pub mod balance;
 pub mod checkpoint;
 pub mod config;
 pub mod error;

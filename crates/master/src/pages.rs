@@ -15,14 +15,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{oneshot, watch};
 
-use crate::status::{self, AllowRequest, ScaleRequest, Status, StopRequest, Wanted};
+use crate::status::{self, AllowRequest, ScaleRequest, Status, StopRequest};
 
 /// What is led, as the pages see it.
 pub trait Led: Clone + Send + Sync + 'static {
     /// How is it? The sender is dropped where nobody leads any more.
     fn status(&self, reply: oneshot::Sender<Status>);
-    /// So many workers, please.
-    fn scale(&self, wanted: Wanted) -> impl Future<Output = Result<(), Unmet>> + Send;
+    /// So many workers and servers, please.
+    fn scale(&self, wanted: ScaleRequest) -> impl Future<Output = Result<(), Unmet>> + Send;
     /// No more workers than that, whatever is wanted; `None`: as many as are wanted.
     fn allow(&self, workers: Option<u32>) -> impl Future<Output = Result<(), Unmet>> + Send;
     /// Stop. `false`: nobody leads any more.
@@ -148,7 +148,10 @@ async fn get_events(State(log): State<EventLog>, Query(query): Query<EventsQuery
 }
 
 async fn post_scale<L: Led>(State(led): State<L>, Json(scale): Json<ScaleRequest>) -> Response {
-    noted(led.scale(scale.workers).await, json!({"workers": scale.workers}))
+    if scale.workers.is_none() && scale.servers.is_none() {
+        return noted(Err(Unmet::Refused("say how many workers or servers are wanted".into())), json!(null));
+    }
+    noted(led.scale(scale).await, json!(scale))
 }
 
 async fn post_allow<L: Led>(State(led): State<L>, Json(allow): Json<AllowRequest>) -> Response {

@@ -247,6 +247,9 @@ impl Edge {
                 if entries.iter().any(|entry| matches!(entry, Entry::Leased { .. })) {
                     failpoint::reached("master.lease_recorded");
                 }
+                if entries.iter().any(|entry| matches!(entry, Entry::Moved { .. })) {
+                    failpoint::reached("master.moved_recorded");
+                }
             }
         }
         Ok(())

@@ -6,15 +6,15 @@ use elasticdl_spec::LeaseId;
 use elasticdl_wire::Token;
 use elasticdl_wire::control::master_server::{Master, MasterServer};
 use elasticdl_wire::control::{
-    BeatReply, BeatRequest, CheckpointWrittenReply, CheckpointWrittenRequest, JoinReply, JoinRequest,
-    LeaseReply, LeaseRequest, Member, ReadyReply, ReadyRequest, ReportReply, ReportRequest, TopologyReply,
-    TopologyRequest,
+    BeatReply, BeatRequest, CheckpointWrittenReply, CheckpointWrittenRequest, CopiedReply, CopiedRequest,
+    JoinReply, JoinRequest, LeaseReply, LeaseRequest, Member, ReadyReply, ReadyRequest, ReportReply,
+    ReportRequest, TopologyReply, TopologyRequest,
 };
 use tokio::sync::{mpsc, oneshot};
 
 use crate::job::{Answer, Caller, Event, Need, Ticket};
 use crate::pages::{EventLog, Led, Unmet, guarded, pages};
-use crate::status::{Status, StopRequest, Wanted};
+use crate::status::{ScaleRequest, Status, StopRequest};
 
 /// Something for the loop.
 pub enum Input {
@@ -72,8 +72,14 @@ impl Led for Shared {
         drop(self.inputs.send(Input::Status(reply)));
     }
 
-    async fn scale(&self, wanted: Wanted) -> Result<(), Unmet> {
-        met(self.ask(move |ticket| Event::Scale(ticket, wanted)).await)
+    async fn scale(&self, wanted: ScaleRequest) -> Result<(), Unmet> {
+        if let Some(workers) = wanted.workers {
+            met(self.ask(move |ticket| Event::Scale(ticket, workers)).await)?;
+        }
+        if let Some(servers) = wanted.servers {
+            met(self.ask(move |ticket| Event::ScaleServers(ticket, servers)).await)?;
+        }
+        Ok(())
     }
 
     async fn allow(&self, workers: Option<u32>) -> Result<(), Unmet> {
@@ -149,6 +155,15 @@ impl Master for Shared {
         let caller = caller(request.member.as_ref())?;
         match self.ask(move |ticket| Event::Reported(ticket, caller, Box::new(request))).await? {
             Answer::Report(held) => Ok(tonic::Response::new(ReportReply { held })),
+            other => mismatch(&other),
+        }
+    }
+
+    async fn copied(&self, request: tonic::Request<CopiedRequest>) -> Reply<CopiedReply> {
+        let request = request.into_inner();
+        let caller = caller(request.member.as_ref())?;
+        match self.ask(move |ticket| Event::Copied(ticket, caller, request)).await? {
+            Answer::Copied(reply) => Ok(tonic::Response::new(reply)),
             other => mismatch(&other),
         }
     }

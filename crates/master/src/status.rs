@@ -87,6 +87,12 @@ pub struct Status {
     pub workers: Vec<Process>,
     /// The servers there are.
     pub servers: Vec<Process>,
+    /// Servers wanted.
+    #[serde(default)]
+    pub servers_wanted: u32,
+    /// Partitions on their way from one server to another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moving: Option<MovingStatus>,
     /// The last committed checkpoint.
     pub checkpoint: Option<u64>,
     /// Which master leads the job.
@@ -104,6 +110,19 @@ pub struct Status {
     /// What runs in place of training; its members are the `workers`, and there are no records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<ProgramStatus>,
+}
+
+/// Partitions on their way.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MovingStatus {
+    /// The server that has them.
+    pub from: u32,
+    /// The one that will.
+    pub to: u32,
+    /// The partitions.
+    pub partitions: Vec<u32>,
+    /// For how long.
+    pub seconds: f64,
 }
 
 /// A person's own program.
@@ -177,8 +196,8 @@ pub struct Process {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// What: started, indexed, training, leasing, progress, evaluated, checkpoint, scaled, allowed,
-    /// worker_started, worker_joined, worker_exited, server_started, server_ready, server_exited, pending, silent, replay, replayed,
-    /// task_goes_on, lease_expired, quarantined, warning, stopping, exported, finished. Of a person's own program:
+    /// worker_started, worker_joined, worker_exited, server_started, server_ready, server_exited, servers_scaled, moving,
+    /// moved, pending, silent, replay, replayed, task_goes_on, lease_expired, quarantined, warning, stopping, exported, finished. Of a person's own program:
     /// started, member_started, member_joined, member_exited, member_ended, pending, given_back, running, restarting,
     /// silent, stopping, finished.
     pub event: String,
@@ -198,7 +217,11 @@ pub struct Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScaleRequest {
     /// Workers wanted: a number, or "auto".
-    pub workers: Wanted,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers: Option<Wanted>,
+    /// Servers wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub servers: Option<u32>,
 }
 
 /// Body of `POST /v1/allow`.
@@ -281,12 +304,14 @@ mod tests {
         for (json, workers) in
             [(r#"{"workers":8}"#, Wanted::Fixed(8)), (r#"{"workers":"auto"}"#, Wanted::Auto)]
         {
-            assert_eq!(serde_json::from_str::<ScaleRequest>(json).unwrap(), ScaleRequest { workers });
-            assert_eq!(serde_json::to_string(&ScaleRequest { workers }).unwrap(), json);
+            let wanted = ScaleRequest { workers: Some(workers), servers: None };
+            assert_eq!(serde_json::from_str::<ScaleRequest>(json).unwrap(), wanted);
+            assert_eq!(serde_json::to_string(&wanted).unwrap(), json);
         }
         for wrong in ["-1", "many", "1.5", ""] {
             assert_eq!(wrong.parse::<Wanted>(), Err("a whole number or auto is wanted".into()), "{wrong}");
         }
-        assert!(serde_json::from_str::<ScaleRequest>(r#"{"workers":null}"#).is_err());
+        let servers: ScaleRequest = serde_json::from_str(r#"{"servers":3}"#).unwrap();
+        assert_eq!(servers, ScaleRequest { workers: None, servers: Some(3) });
     }
 }

@@ -12,8 +12,8 @@
 //! - [`partition`]: all of this as one deterministic state machine.
 //! - [`checkpoint`]: a partition's file.
 //! - [`partitions`], [`requests`]: many partitions behind locks; frames to answers.
-//! - [`server`], [`mod@run`]: the edges, a socket for workers and a client of the master. Only these two read
-//!   clocks or start threads.
+//! - [`server`], [`mod@run`], [`moving`]: the edges, a socket for workers, a client of the master and one of other
+//!   servers. Only these read clocks or start threads.
 
 pub mod audit;
 pub mod checkpoint;
@@ -21,6 +21,7 @@ pub mod closed;
 pub mod error;
 pub mod marks;
 pub mod model;
+pub mod moving;
 pub mod optimizer;
 pub mod partition;
 pub mod partitions;

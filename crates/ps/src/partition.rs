@@ -4,6 +4,7 @@
 //! reads no clock; one caller at a time. A push is all or nothing: whatever can be wrong with it is found
 //! before the first row changes, and rows, mark, version and audit change in one place.
 
+pub mod copy;
 mod stage;
 
 use std::sync::Arc;
@@ -41,6 +42,10 @@ pub struct Partition {
     stage: Stage,
     /// How stale the gradients were that this life of it has applied.
     staleness: Staleness,
+    /// Another server has taken it over.
+    handed_over: bool,
+    /// How many floats were read or changed in this life of it.
+    load: u64,
 }
 
 /// What a partition remembers besides rows and tensors.
@@ -99,6 +104,8 @@ impl Partition {
             memory: Memory::default(),
             stage: Stage::default(),
             staleness: Staleness::default(),
+            handed_over: false,
+            load: 0,
             optimizer,
             optimizer_of_tensors,
             model,
@@ -123,6 +130,11 @@ impl Partition {
     /// How stale the gradients were that this life of it has applied.
     pub fn staleness(&self) -> &Staleness {
         &self.staleness
+    }
+
+    /// How much work it was in this life: floats that were read or changed.
+    pub fn load(&self) -> u64 {
+        self.load
     }
 
     /// The model it is a part of.
@@ -152,7 +164,10 @@ impl Partition {
 
     /// Whether a request is meant for this life of the partition: `Ok` or `WrongIncarnation`.
     pub fn admit(&self, incarnation: u64) -> Status {
-        if incarnation == self.incarnation { Status::Ok } else { Status::WrongIncarnation }
+        match incarnation == self.incarnation && !self.handed_over {
+            true => Status::Ok,
+            false => Status::WrongIncarnation,
+        }
     }
 
     /// Leases below `floor` are refused from now on, whatever their task.
@@ -163,6 +178,7 @@ impl Partition {
     /// Copies rows of a table to `out`; unknown ones are born.
     pub fn pull(&mut self, table: usize, ids: &[u64], out: &mut [f32]) -> Result<()> {
         self.check_ids(table, ids)?;
+        self.load += out.len() as u64;
         self.tables[table].pull(ids, out);
         Ok(())
     }
@@ -238,9 +254,12 @@ impl Partition {
         // A batch of which every record was set aside teaches nothing, and moves the mark all the same.
         if records > 0 {
             for (table, rows) in self.tables.iter_mut().zip(push.tables) {
+                self.load += rows.gradients.len() as u64;
                 table.push(rows.ids, rows.gradients, &self.optimizer, factor);
             }
             for (tensor, gradient) in self.tensors.iter_mut().zip(push.tensors) {
+                // Once for the pull that comes with every batch, and once for this.
+                self.load += 2 * gradient.len() as u64;
                 tensor.push(gradient, &self.optimizer_of_tensors, factor);
             }
         }

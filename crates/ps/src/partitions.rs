@@ -30,7 +30,7 @@ pub struct Partitions {
 }
 
 /// What a server tells of itself.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Gauges {
     /// Rows born, over all tables and partitions.
     pub rows: u64,
@@ -48,6 +48,8 @@ pub struct Gauges {
     pub pulls: u64,
     /// Push requests answered.
     pub pushes: u64,
+    /// By partition: floats that were read or changed in its present life.
+    pub loads: BTreeMap<u32, u64>,
 }
 
 /// A partition's file as it is on disk.
@@ -82,6 +84,18 @@ impl Partitions {
         held.insert(partition.id(), Arc::new(Mutex::new(partition)));
     }
 
+    /// Lets go of this life of a partition: another server has it.
+    pub fn let_go(&self, id: PartitionId, incarnation: u64) {
+        if self.with(id, |p| p.incarnation()) != Some(incarnation) {
+            return;
+        }
+        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        let gone = held.remove(&id);
+        // Giving back so much memory takes a moment, and others wait for the lock.
+        drop(held);
+        drop(gone);
+    }
+
     /// Lets go of all partitions but these.
     pub fn retain(&self, keep: &[PartitionId]) {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +114,8 @@ impl Partitions {
 
     /// The partitions held, with their incarnations.
     pub fn held(&self) -> Vec<(PartitionId, u64)> {
-        self.each(|p| (p.id(), p.incarnation())).into_iter().filter_map(|(_, held)| held).collect()
+        let lives = self.each(|p| (!p.is_handed_over()).then(|| (p.id(), p.incarnation())));
+        lives.into_iter().filter_map(|(_, held)| held.flatten()).collect()
     }
 
     /// Closes tasks in every partition: committed checkpoints cover them.
@@ -127,6 +142,7 @@ impl Partitions {
             gauges.places += one.places;
             gauges.version = gauges.version.max(one.version);
             gauges.staleness.add(&one.staleness);
+            gauges.loads.extend(one.loads);
         }
         Ok(gauges)
     }
@@ -179,6 +195,7 @@ fn sizes(partition: &mut Partition) -> Gauges {
         places: sum(Table::places),
         version: partition.version(),
         staleness: *partition.staleness(),
+        loads: BTreeMap::from([(partition.id().0, partition.load())]),
         ..Gauges::default()
     }
 }

@@ -3,6 +3,8 @@
 //! A frame is read twice: once to see that all of it is well-formed and has an answer of allowed length,
 //! and once to do what it asks for. So nothing of a malformed frame is ever done.
 
+pub(crate) mod copy;
+
 use elasticdl_spec::{PartitionId, Precision};
 use elasticdl_wire as wire;
 use elasticdl_wire::failpoint;
@@ -24,6 +26,7 @@ pub struct Requests<'p> {
     tables: Vec<RowGradients<'static>>,
     tensors: Vec<&'static [f32]>,
     rounded: Rounded,
+    copies: copy::Copies<'p>,
 }
 
 /// Room for what does not travel as f32: by table, its rows or gradients.
@@ -33,7 +36,15 @@ impl<'p> Requests<'p> {
     /// Answers from these partitions; an answer is no longer than a request may be.
     pub fn new(partitions: &'p Partitions, limits: Limits) -> Self {
         let rounded = vec![Vec::new(); partitions.model().shape.tables.len()];
-        Requests { partitions, limits, answers: Vec::new(), tables: Vec::new(), tensors: Vec::new(), rounded }
+        Requests {
+            partitions,
+            limits,
+            answers: Vec::new(),
+            tables: Vec::new(),
+            tensors: Vec::new(),
+            rounded,
+            copies: copy::Copies::new(partitions),
+        }
     }
 
     /// Does what `request` asks for and writes the answer to `reply`.
@@ -49,6 +60,8 @@ impl<'p> Requests<'p> {
             kind::STAGE => self.push(request, reply, Partition::stage),
             kind::COMMIT => self.commit(request, reply),
             kind::FENCE => self.fence(request, reply),
+            kind::COPY => self.copy(request, reply),
+            kind::HAND_OVER => self.hand_over(request, reply),
             other => Err(wire::Error::Malformed(format!("{other:#x} is no request")).into()),
         }
     }
@@ -437,6 +450,7 @@ mod tests {
         fn any_words_are_answered_or_refused(
             request in prop_oneof![
                 Just(kind::PULL), Just(kind::PUSH), Just(kind::FENCE), Just(kind::STAGE), Just(kind::COMMIT),
+                Just(kind::COPY), Just(kind::HAND_OVER),
                 any::<u32>(),
             ],
             words in proptest::collection::vec(prop_oneof![8 => 0..4u64, 1 => any::<u64>()], 0..60),

@@ -5,6 +5,8 @@
 
 #![expect(clippy::disallowed_methods, reason = "an edge: it keeps deadlines")]
 
+mod moves;
+
 use std::future::Future;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -13,16 +15,17 @@ use std::time::{Duration, Instant};
 
 use elasticdl_spec::{Kind, LeaseId, PartitionId, Plan, ServerId, TaskId};
 use elasticdl_wire::client::{self, Client};
+use elasticdl_wire::connection::{Caller, Who};
 use elasticdl_wire::control::beat_reply::What;
 use elasticdl_wire::control::{
-    Assignment, BeatReply, BeatRequest, CheckpointWrittenRequest, File, JoinReply, JoinRequest, Mark, Member,
-    ReadyRequest, Role, WriteCheckpoint,
+    Assignment, BeatReply, BeatRequest, CheckpointWrittenRequest, File, JoinReply, JoinRequest, LeaseNumber,
+    Mark, Member, ReadyRequest, Role, WriteCheckpoint,
 };
 use elasticdl_wire::failpoint;
 use elasticdl_wire::retry::Backoff;
 use elasticdl_wire::{self as wire, Identity, Token};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use tonic::{Code, Response, Status};
 use tracing::{info, warn};
 
@@ -33,6 +36,7 @@ use crate::model::Model;
 use crate::partition::Partition;
 use crate::partitions::{Partitions, Written};
 use crate::server::{Options, Server};
+use moves::Moving;
 
 /// How long to look for a master before the plan has told `limits.orphan`.
 const FIRST_JOIN: Duration = Duration::from_secs(30);
@@ -96,25 +100,26 @@ async fn serve(config: Config) -> Result<()> {
 
 /// Tells the master that the server lives, and does what it asks for, until it says leave.
 async fn beat(link: &mut Link, partitions: &Arc<Partitions>) -> Result<()> {
-    let mut seen = 0;
+    let (mut seen, mut seen_move) = (0, 0);
     let mut checkpoint: Option<Checkpoint> = None;
+    let mut moving: Option<Moving> = None;
     loop {
         let begun = Instant::now();
         let gauges = in_background("reading gauges", partitions, Partitions::gauges).await??;
         let request = link.beat_request(serde_json::to_string(&gauges)?, seen);
-        let finished = async {
-            match &mut checkpoint {
-                Some(running) => (&mut running.work).await,
-                None => std::future::pending().await,
-            }
-        };
         let reply = tokio::select! {
             reply = link.persist("Beat", move |mut client, request| async move { client.beat(request).await }, request) => reply,
-            written = finished => {
+            written = finished(checkpoint.as_mut().map(|running| &mut running.work)) => {
                 let running = checkpoint.take().expect("what finished was running");
                 let written = written.map_err(|_| Error::Panicked("writing a checkpoint"))?;
                 link.checkpoint_written(running.checkpoint, written).await?;
                 seen = running.command;
+                continue;
+            }
+            fetched = finished(moving.as_mut().map(|running| &mut running.work)) => {
+                let running = moving.take().expect("what finished was running");
+                let fetched = fetched.map_err(|_| Error::Panicked("copying partitions"))?;
+                link.fetched(running.command, fetched, partitions).await?;
                 continue;
             }
         };
@@ -128,9 +133,18 @@ async fn beat(link: &mut Link, partitions: &Arc<Partitions>) -> Result<()> {
             {
                 checkpoint = Some(Checkpoint::start(command, order, partitions));
             }
+            Ok(BeatReply { command, what: Some(What::Move(order)) })
+                if command > seen_move && moving.is_none() =>
+            {
+                seen_move = command;
+                moving = Some(link.start_move(command, order, partitions));
+            }
             Ok(_) => tokio::time::sleep(BEAT_PAUSE.saturating_sub(begun.elapsed())).await,
             Err(error) if unknown_to_master(&error) => {
-                info!("the master does not know this server: joining again");
+                info!("the master wants this server to join again");
+                if let Some(running) = moving.take() {
+                    running.cancel().await;
+                }
                 let joined = link.join().await?;
                 link.open(partitions, joined).await?;
                 link.ready(partitions).await?;
@@ -153,6 +167,14 @@ impl Checkpoint {
         let checkpoint = order.checkpoint;
         let work = tokio::task::spawn_blocking(move || write(&partitions, &order));
         Checkpoint { command, checkpoint, work }
+    }
+}
+
+/// Waits for background work, for ever where there is none.
+async fn finished<T>(work: Option<&mut JoinHandle<T>>) -> std::result::Result<T, JoinError> {
+    match work {
+        Some(work) => work.await,
+        None => std::future::pending().await,
     }
 }
 
@@ -182,6 +204,8 @@ struct Link {
     master: String,
     client: Client,
     member: Member,
+    /// Who this server is to others.
+    caller: Caller,
     /// Where workers find this server.
     address: String,
     backoff: Backoff,
@@ -199,6 +223,11 @@ impl Link {
             master: config.master.clone(),
             client: client::connect(&config.master, config.token.clone(), config.identity.as_ref())?,
             member: Member { role: Role::Server.into(), id: config.id.0, pid },
+            caller: Caller {
+                token: config.token.clone(),
+                identity: config.identity.clone(),
+                who: Who::Server(config.id.0),
+            },
             address,
             backoff: Backoff::new(Duration::from_millis(20), Duration::from_secs(1), pid.into()),
             silent_since: None,
@@ -354,10 +383,14 @@ fn opened(model: &Arc<Model>, assignment: &Assignment, restore_from: Option<&Pat
         None => Partition::new(Arc::clone(model), id, incarnation),
         Some(dir) => checkpoint::restore(model, dir, id, incarnation, Sum { bytes, crc32 })?,
     };
-    if let Some(floor) = floor {
-        opened.refuse_leases_below(LeaseId { term: floor.term, n: floor.n });
-    }
+    refuse_below(&mut opened, floor);
     Ok(opened)
+}
+
+fn refuse_below(partition: &mut Partition, floor: Option<LeaseNumber>) {
+    if let Some(floor) = floor {
+        partition.refuse_leases_below(LeaseId { term: floor.term, n: floor.n });
+    }
 }
 
 fn to_file(written: Written) -> File {

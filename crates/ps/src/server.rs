@@ -15,6 +15,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use elasticdl_wire as wire;
+use elasticdl_wire::connection::Who;
 use elasticdl_wire::frame::{Frame, Limits};
 use elasticdl_wire::ps::{self, kind};
 use elasticdl_wire::{Identity, Stream, Token};
@@ -180,7 +181,7 @@ fn serve(tcp: TcpStream, peer: SocketAddr, shared: &Shared) -> Result<()> {
     }
     let (mut request, mut reply) = (Frame::default(), Frame::default());
     match hello(&mut stream, &mut request, shared, until) {
-        Ok(worker) => info!(%peer, worker, "worker connected"),
+        Ok(who) => info!(%peer, %who, "connected"),
         Err(error) => {
             refuse(&mut stream, &mut reply, 0, &error);
             return Err(error);
@@ -219,8 +220,8 @@ fn shake(stream: &mut Stream, until: Instant) -> Result<()> {
     }
 }
 
-/// Reads the first frame and tells which worker has sent it.
-fn hello(stream: &mut Stream, frame: &mut Frame, shared: &Shared, until: Instant) -> Result<u64> {
+/// Reads the first frame and tells who has sent it.
+fn hello(stream: &mut Stream, frame: &mut Frame, shared: &Shared, until: Instant) -> Result<Who> {
     let mut timed = Timed { stream, until };
     if !frame.read(&mut timed, HELLO_LIMITS)? {
         return Err(wire::Error::io("waiting for HELLO", io::ErrorKind::UnexpectedEof.into()).into());
@@ -230,7 +231,7 @@ fn hello(stream: &mut Stream, frame: &mut Frame, shared: &Shared, until: Instant
     }
     let mut payload = frame.payload();
     let token = payload.take_bytes()?;
-    let worker = payload.take()?;
+    let who = Who::from_word(payload.take()?)?;
     payload.end()?;
     if !shared.token.matches(token) {
         return Err(wire::Error::Refused("wrong token: it is not the one of this job".into()).into());
@@ -238,7 +239,7 @@ fn hello(stream: &mut Stream, frame: &mut Frame, shared: &Shared, until: Instant
     let tcp = stream.tcp();
     let lifted = tcp.set_read_timeout(None).and_then(|()| tcp.set_write_timeout(None));
     lifted.map_err(|e| wire::Error::io("lifting the deadline", e))?;
-    Ok(worker)
+    Ok(who)
 }
 
 fn send(stream: &mut Stream, frame: &mut Frame) -> Result<()> {

@@ -9,6 +9,7 @@ mod index;
 mod pages;
 pub mod prefetch;
 mod slabs;
+mod unsent;
 mod work;
 
 use std::ops::Range;
@@ -20,7 +21,8 @@ use crate::optimizer::{Optimizer, Rule, with_rule};
 use index::Index;
 pub use pages::Pages;
 use slabs::Slabs;
-use work::{Copying, Decaying, Moving, Work, copy};
+use unsent::Unsent;
+use work::{Copying, Decaying, Moving, Replacing, Work, copy};
 
 /// Ids looked up together.
 const BLOCK: usize = 1024;
@@ -43,6 +45,8 @@ pub struct Table {
     slots_born: Box<[f32]>,
     index: Index,
     rows: Slabs,
+    /// Set while another server copies the table.
+    unsent: Option<Unsent>,
 }
 
 impl Table {
@@ -57,6 +61,7 @@ impl Table {
             l2: 0.0,
             index: Index::new(),
             rows: Slabs::new(width + slots_born.len()),
+            unsent: None,
             slots_born,
             shape,
         }
@@ -140,6 +145,48 @@ impl Table {
         });
     }
 
+    /// Another server begins to copy the table: it has nothing yet.
+    pub fn begin_copy(&mut self) {
+        self.unsent = Some(Unsent::all(self.ids()));
+    }
+
+    /// Nobody copies the table any more.
+    pub fn end_copy(&mut self) {
+        self.unsent = None;
+    }
+
+    /// How many rows whoever copies the table has not got as they are now.
+    pub fn unsent(&self) -> usize {
+        self.unsent.as_ref().map_or(0, Unsent::len)
+    }
+
+    /// Some of those rows, at most so many: their ids, and appended to `rows` weights and slots of each.
+    pub fn copy_next(&mut self, most: usize, rows: &mut Vec<f32>) -> Vec<u64> {
+        let Some(unsent) = &mut self.unsent else { return Vec::new() };
+        let ids = unsent.next(most);
+        rows.reserve(ids.len() * (self.width + self.slots_born.len()));
+        let mut numbers = [0; AHEAD];
+        for ids in ids.chunks(AHEAD) {
+            ids.iter().for_each(|id| prefetch::item(self.index.bucket(index::hash(*id))));
+            for (id, number) in ids.iter().zip(&mut numbers) {
+                *number = self.index.find(index::hash(*id), *id).expect("a row that waits is born");
+                self.rows.ask_for(*number, self.width);
+            }
+            for number in &numbers[..ids.len()] {
+                unsent.sent(*number);
+                rows.extend_from_slice(self.rows.row(*number));
+            }
+        }
+        ids
+    }
+
+    /// Makes these rows, weights and slots of each, what they are elsewhere; unknown ones are added.
+    pub fn put_rows(&mut self, ids: &[u64], rows: &[f32]) {
+        let floats = self.width + self.slots_born.len();
+        assert_eq!(rows.len(), ids.len() * floats, "there are floats for every row");
+        self.visit(ids, floats, Replacing { floats, rows });
+    }
+
     /// Adds a row as a checkpoint holds it. `false`: the id is there already; nothing changed.
     pub fn restore(&mut self, id: u64, weights: &[f32], slots: &[f32]) -> bool {
         let fresh = self.rows.len();
@@ -208,20 +255,33 @@ impl Table {
     }
 
     #[cold]
-    fn find_or_bear(&mut self, id: u64) -> u32 {
+    fn find_or_bear<W: Work>(&mut self, id: u64) -> u32 {
         let fresh = self.rows.len();
         let number = self.index.find_or_insert(index::hash(id), id, fresh);
         if number == fresh {
-            self.bear(id);
+            self.rows.append();
+            if W::NEEDS_BIRTH {
+                self.bear(id, number);
+            }
+            if let Some(unsent) = &mut self.unsent {
+                unsent.changed(id, number);
+            }
         }
         number
     }
 
-    fn bear(&mut self, id: u64) {
-        let number = self.rows.append();
+    fn bear(&mut self, id: u64, number: u32) {
         let (weights, slots) = self.rows.row_mut(number).split_at_mut(self.width);
         self.shape.init_row_from(self.row_seed, id, weights);
         copy(&self.slots_born, slots);
+    }
+
+    /// Rows are about to change.
+    #[cold]
+    fn about_to_change(&mut self, ids: &[u64], numbers: &[u32]) {
+        if let Some(unsent) = &mut self.unsent {
+            ids.iter().zip(numbers).for_each(|(id, number)| unsent.changed(*id, *number));
+        }
     }
 }
 
@@ -264,7 +324,10 @@ impl<W: Work> NullaryFnOnce for Visit<'_, W> {
         let mut numbers = [0; BLOCK];
         for (ids, from) in ids.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
             let unknown = table.look_up(ids, &mut numbers);
-            unknown.ones().for_each(|place| numbers[place] = table.find_or_bear(ids[place]));
+            unknown.ones().for_each(|place| numbers[place] = table.find_or_bear::<W>(ids[place]));
+            if W::CHANGES && table.unsent.is_some() {
+                table.about_to_change(ids, &numbers);
+            }
             for (numbers, from) in numbers[..ids.len()].chunks(AHEAD).zip((from..).step_by(AHEAD)) {
                 numbers.iter().for_each(|number| table.rows.ask_for(*number, floats));
                 for (place, number) in (from..).zip(numbers) {

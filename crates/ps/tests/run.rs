@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by panic, in its helpers too")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -16,6 +16,7 @@ use elasticdl_spec::{
     Initializer, Kind, LeaseId, ModelShape, PartitionId, Plan, ServerId, TableShape, TaskId,
 };
 use elasticdl_wire::Token;
+use elasticdl_wire::connection::Who;
 use elasticdl_wire::control::beat_reply::What;
 use elasticdl_wire::control::master_server::{Master, MasterServer};
 use elasticdl_wire::control::*;
@@ -44,6 +45,9 @@ struct Script {
     readies: Vec<ReadyRequest>,
     beats: Vec<BeatRequest>,
     written: Vec<CheckpointWrittenRequest>,
+    copied: Vec<CopiedRequest>,
+    /// What is said to those that have copied partitions, one after the other.
+    words: VecDeque<copied_reply::What>,
 }
 
 #[derive(Clone)]
@@ -173,6 +177,15 @@ impl Master for Scripted {
         Ok(Response::new(CheckpointWrittenReply::default()))
     }
 
+    async fn copied(&self, request: Request<CopiedRequest>) -> Result<Response<CopiedReply>, Status> {
+        let request = authorized(request)?;
+        let what = self.edit(|script| {
+            script.copied.push(request);
+            script.words.pop_front()
+        });
+        Ok(Response::new(CopiedReply { what: what.or(Some(copied_reply::What::Forget(true))) }))
+    }
+
     async fn topology(&self, _: Request<TopologyRequest>) -> Result<Response<TopologyReply>, Status> {
         Err(Status::unimplemented("for workers"))
     }
@@ -232,7 +245,7 @@ async fn exchange(address: &str, fill: impl FnOnce(&mut Frame) + Send + 'static)
 fn blocking_exchange(address: &str, fill: impl FnOnce(&mut Frame)) -> Frame {
     let mut stream = std::net::TcpStream::connect(address).unwrap();
     let mut frame = Frame::default();
-    ps::hello(&mut frame, SECRET, 1);
+    ps::hello(&mut frame, SECRET, Who::Worker(1));
     frame.write(&mut stream).unwrap();
     frame.read(&mut stream, Limits::default()).unwrap();
     assert_eq!(frame.kind(), kind::WELCOME);
@@ -490,4 +503,57 @@ async fn a_server_that_all_the_world_could_call_needs_a_certificate() {
     let text = error.to_string();
     assert!(text.starts_with("not listening at 0.0.0.0:"), "{text}");
     assert!(text.ends_with("listening beyond this machine needs TLS"), "{text}");
+}
+
+/// Goal: a partition goes from one server to another with what it has learned, when the master says so and not before.
+#[tokio::test]
+async fn a_partition_moves_when_the_master_says_so() {
+    let (here, there) = (Scripted::new("20s"), Scripted::new("20s"));
+    there.edit(|s| s.assignments.clear());
+    let (life, other_life) = (here.start(local()), there.start(local()));
+    let (first, second) = (start_server(life.address, SECRET), start_server(other_life.address, SECRET));
+    here.until("ready", |s| s.readies.first().cloned()).await;
+    there
+        .until("ready with nothing", |s| s.readies.first().filter(|r| r.partitions.is_empty()).cloned())
+        .await;
+    let (old, new) = (here.edit(|s| s.joins[0].address.clone()), there.edit(|s| s.joins[0].address.clone()));
+    assert_eq!(push_one(&old, 1).await.status, ps::Status::Ok);
+    let trained = pull_one(&old, 1).await;
+
+    let order = |command, incarnation: u64| {
+        let partitions =
+            vec![Assignment { partition: 0, incarnation: incarnation + 1, ..Assignment::default() }];
+        let order = Move { from: old.clone(), partitions, incarnations: vec![incarnation] };
+        there.edit(|s| s.orders.insert(command, What::Move(order)));
+    };
+    // The master has changed its mind: nothing happens.
+    order(5, 1);
+    let asked = there.until("copied", |s| s.copied.first().cloned()).await;
+    assert_eq!((asked.command, asked.error.as_str()), (5, ""));
+    assert_eq!(pull_one(&old, 1).await, trained, "it is served where it was");
+
+    // Another life than the one that is there cannot be copied.
+    there.edit(|s| s.orders.remove(&5));
+    order(6, 7);
+    let failed = there.until("a failure", |s| s.copied.iter().find(|c| c.command == 6).cloned()).await;
+    assert!(
+        failed.error.contains("it is not at the server that it was to be copied from"),
+        "{}",
+        failed.error
+    );
+
+    there.edit(|s| {
+        s.orders.remove(&6);
+        s.words.extend([copied_reply::What::WaitMs(1), copied_reply::What::Take(true)]);
+    });
+    order(7, 1);
+    let ready = there.until("ready with it", |s| s.readies.get(1).cloned()).await;
+    assert_eq!(ready.partitions.iter().map(|a| (a.partition, a.incarnation)).collect::<Vec<_>>(), [(0, 2)]);
+    assert_eq!(pull_one(&new, 2).await, trained);
+    assert_eq!(push_one(&new, 2).await.status, ps::Status::Duplicate, "what was applied stays applied");
+    assert!(matches!(push_one(&old, 1).await.status, ps::Status::WrongIncarnation | ps::Status::NotHere));
+    there.edit(|s| s.orders = BTreeMap::from([(8, What::Leave(true))]));
+    here.edit(|s| s.orders.insert(8, What::Leave(true)));
+    ended(first).await.unwrap();
+    ended(second).await.unwrap();
 }

@@ -14,6 +14,7 @@ use elasticdl_spec::shape::RowPart;
 use elasticdl_spec::{
     Initializer, LeaseId, ModelShape, OptimizerSpec, PartitionId, TableShape, TaskId, TensorShape,
 };
+use elasticdl_wire::connection::Who;
 use elasticdl_wire::frame::{Frame, Limits};
 use elasticdl_wire::ps::{self, Answer, PullMode, PushHeader, Status, kind};
 use elasticdl_wire::{Error, Result, Token};
@@ -78,7 +79,7 @@ impl Worker {
         let stream = TcpStream::connect(server.address()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut worker = Worker { stream, frame: Frame::default(), requests: 0 };
-        ps::hello(&mut worker.frame, token, 1);
+        ps::hello(&mut worker.frame, token, Who::Worker(1));
         worker.exchange(kind::WELCOME)?;
         Ok(worker)
     }

@@ -15,6 +15,7 @@ use elasticdl_ps::server::{Options, Server};
 use elasticdl_ps::{Model, Partition, Partitions};
 use elasticdl_spec::shape::RowPart;
 use elasticdl_spec::{Initializer, ModelShape, OptimizerSpec, PartitionId, TableShape};
+use elasticdl_wire::connection::Who;
 use elasticdl_wire::frame::{Frame, Limits};
 use elasticdl_wire::ps::{self, PullMode, Status, kind};
 use elasticdl_wire::{Error, Identity, Result, Stream, Token};
@@ -69,7 +70,7 @@ fn exchange(stream: &mut Stream, frame: &mut Frame, due: u32) -> Result<()> {
 /// A worker that was let in and has pulled a row.
 fn worker(server: &Server, identity: &Identity, token: &str) -> Result<Stream> {
     let (mut stream, mut frame) = (shaken(server, identity)?, Frame::default());
-    ps::hello(&mut frame, token, 1);
+    ps::hello(&mut frame, token, Who::Worker(1));
     exchange(&mut stream, &mut frame, kind::WELCOME)?;
     pull(&mut stream)?;
     Ok(stream)
@@ -116,7 +117,7 @@ fn strangers_are_closed_and_others_are_served_on() {
     let error = worker(&server, &theirs, SECRET).unwrap_err();
     assert_eq!(error.to_string(), "TLS handshake failed: the peer's certificate is not of this job");
     let mut frame = Frame::default();
-    ps::hello(&mut frame, SECRET, 1);
+    ps::hello(&mut frame, SECRET, Who::Worker(1));
     let mut plain = dial(&server);
     frame.write(&mut plain).unwrap();
     assert!(is_closed(&mut plain), "a plain hello with the right token");

@@ -127,7 +127,13 @@ impl World {
             0 => Wanted::Auto,
             workers => Wanted::Fixed(workers as u32),
         };
+        let servers = 1 + self.rng.below(5.min(self.scenario.partitions().into())) as u32;
+        let moves = self.rng.below(2) == 0;
         if let Some(master) = self.leader() {
+            if moves {
+                self.branches.count(Branch::ServersScaled);
+                return self.deliver(master, Event::ScaleServers(0, servers));
+            }
             self.branches.count(Branch::Scaled);
             self.deliver(master, Event::Scale(0, wanted));
         }

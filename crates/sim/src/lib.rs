@@ -17,6 +17,7 @@ pub mod checkers;
 pub mod disk;
 pub mod faults;
 pub mod master;
+pub mod moving;
 pub mod net;
 mod pipeline;
 pub mod processes;

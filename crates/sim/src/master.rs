@@ -129,6 +129,9 @@ impl World {
             Ok(committed) => committed,
             Err(reason) => return self.fail("checkpoints", reason),
         };
+        if !book.arriving.is_empty() {
+            self.branches.count(Branch::Arriving);
+        }
         if self.disk.newest_complete() > book.committed {
             self.branches.count(Branch::ManifestUnknown);
         }
@@ -326,6 +329,11 @@ impl World {
             (Effect::Answer(_, Answer::Report(false)), _) => Branch::ReportNotHeld,
             (Effect::Emit("lease_expired", _), _) => Branch::LeaseExpired,
             (Effect::Emit("silent", _), _) => Branch::Silent,
+            (Effect::Emit("warning", facts), _)
+                if facts["message"].as_str().is_some_and(|m| m.contains("lost on their way")) =>
+            {
+                Branch::MoveLost
+            }
             (Effect::Emit("scaled", facts), _) if facts["automatic"] == true => Branch::Measured,
             (Effect::Emit("quarantined", _), _) => Branch::Quarantined,
             (Effect::Emit("evaluated", _), _) => Branch::Evaluated,

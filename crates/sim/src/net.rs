@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use elasticdl_master::job::{Answer, Caller, Event, Need, Ticket};
 use elasticdl_spec::{LeaseId, PartitionId, TaskId};
-use elasticdl_wire::control::{CheckpointWrittenRequest, ReadyRequest, ReportRequest, Role};
+use elasticdl_wire::control::{CheckpointWrittenRequest, CopiedRequest, ReadyRequest, ReportRequest, Role};
 use elasticdl_wire::ps::{self, Commit, PushHeader};
 
 use crate::branches::Branch;
@@ -33,6 +33,8 @@ pub enum Question {
     Report(Box<ReportRequest>),
     /// A checkpoint is written.
     Written(CheckpointWrittenRequest),
+    /// Partitions are copied, or cannot be.
+    Copied(CopiedRequest),
 }
 
 impl Question {
@@ -46,6 +48,7 @@ impl Question {
             Question::Lease(held, need) => Event::LeaseAsked(ticket, caller, held, need),
             Question::Report(report) => Event::Reported(ticket, caller, report),
             Question::Written(written) => Event::Written(ticket, caller, written),
+            Question::Copied(copied) => Event::Copied(ticket, caller, copied),
         }
     }
 
@@ -59,6 +62,7 @@ impl Question {
             Question::Lease(..) => "lease",
             Question::Report(_) => "report",
             Question::Written(_) => "written",
+            Question::Copied(_) => "copied",
         }
     }
 }
@@ -143,7 +147,7 @@ impl World {
     }
 
     /// Who is found at an address now.
-    fn at_address(&self, address: &str) -> Option<Pid> {
+    pub(crate) fn at_address(&self, address: &str) -> Option<Pid> {
         let Some(id) = address.strip_prefix("ps-") else { return address.parse().ok() };
         let id: u32 = id.parse().ok()?;
         let is_it = |p: &Process| p.alive && p.role == Role::Server && p.id == id;

@@ -79,6 +79,10 @@ pub enum Timer {
     Opened,
     /// A server has written a file.
     FileWritten(u64),
+    /// Another server has not answered.
+    PeerLate(u64),
+    /// A pause before another server is asked again is over.
+    PeerAgain(u64),
 }
 
 impl World {
@@ -232,8 +236,9 @@ impl World {
                 self.end(pid, Some(1));
             }
             // The next beat will hear the same.
-            Question::Ready(_) if is_server => self.call(pid, Question::Beat),
+            Question::Ready(_) if is_server => self.with_server(pid, World::beat_on),
             Question::Written(_) => self.with_server(pid, World::checkpoint_reported),
+            Question::Copied(_) => self.with_server(pid, |_, _, server| server.fetching = None),
             question => {
                 let beat_of_server = is_server && matches!(question, Question::Beat);
                 let process = &mut self.processes[pid as usize];

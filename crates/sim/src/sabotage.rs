@@ -18,6 +18,8 @@ pub enum Sabotage {
     CommitBeforeDurable,
     /// A server cuts the rows of a file at one moment and tells the marks of a later one.
     TornCut,
+    /// A server takes a partition over without the rows that changed while it was copied.
+    LastRowsLost,
     /// Servers never tell that they have written a checkpoint.
     NoCheckpoints,
 }

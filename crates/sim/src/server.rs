@@ -18,6 +18,7 @@ use elasticdl_wire::control::{
 use elasticdl_wire::ps::{self, Commit, PushHeader, Status};
 
 use crate::branches::Branch;
+use crate::moving::Fetching;
 use crate::net::{Asked, Pid, Question, Request};
 use crate::processes::Timer;
 use crate::sabotage::Sabotage;
@@ -33,13 +34,31 @@ const SHADOW: u32 = 1 << 20;
 /// A server's own state.
 #[derive(Debug, Default)]
 pub struct Server {
-    partitions: BTreeMap<PartitionId, Partition>,
+    pub(crate) partitions: BTreeMap<PartitionId, Partition>,
     serving: bool,
+    /// Whether it gives signs of life.
+    beats: bool,
     /// What is being opened.
     opening: Option<(Vec<Assignment>, Option<u64>)>,
     /// The last command carried out.
     seen: u64,
     checkpoint: Option<Writing>,
+    /// The last move that was begun, and what is on its way here.
+    seen_move: u64,
+    pub(crate) fetching: Option<Fetching>,
+}
+
+impl Server {
+    /// What it holds and serves.
+    pub(crate) fn held(&self) -> Vec<Assignment> {
+        let held = self.partitions.values().filter(|p| !p.is_handed_over());
+        held.map(|p| Assignment {
+            partition: p.id().0,
+            incarnation: p.incarnation(),
+            ..Assignment::default()
+        })
+        .collect()
+    }
 }
 
 /// A checkpoint being written.
@@ -65,10 +84,18 @@ impl World {
         match (question, answer) {
             (_, Answer::Join(reply)) => self.begin_opening(pid, server, *reply),
             (Question::Ready(ready), _) if !ready.error.is_empty() => self.end(pid, Some(1)),
-            (Question::Ready(_), _) => self.call(pid, Question::Beat),
+            (Question::Ready(_), _) => self.beat_on(pid, server),
+            (Question::Copied(asked), Answer::Copied(reply)) => self.copied_heard(pid, server, asked, reply),
             (Question::Written(_), _) => self.checkpoint_reported(pid, server),
             (_, Answer::Beat(reply)) => self.server_told(pid, server, reply),
             _ => {}
+        }
+    }
+
+    /// Gives signs of life from now on, where it does not do so already.
+    pub(crate) fn beat_on(&mut self, pid: Pid, server: &mut Server) {
+        if !std::mem::replace(&mut server.beats, true) {
+            self.call(pid, Question::Beat);
         }
     }
 
@@ -81,6 +108,8 @@ impl World {
         let missing = reply.partitions.iter().filter(held).count() as u32;
         let time = (0..missing).map(|_| self.disk_time()).sum();
         server.opening = Some((reply.partitions, restore_from));
+        server.fetching = None;
+        server.beats = false;
         self.set_timer(pid, time, Timer::Opened);
     }
 
@@ -108,12 +137,7 @@ impl World {
             }
         }
         server.serving = true;
-        let held = server.partitions.values().map(|p| Assignment {
-            partition: p.id().0,
-            incarnation: p.incarnation(),
-            ..Assignment::default()
-        });
-        let ready = ReadyRequest { partitions: held.collect(), ..ReadyRequest::default() };
+        let ready = ReadyRequest { partitions: server.held(), ..ReadyRequest::default() };
         self.note("serving", [pid.into(), ready.partitions.len() as u64, 0], || {
             let lives = ready.partitions.iter().map(|a| format!("{}.{}", a.partition, a.incarnation));
             format!(
@@ -156,6 +180,10 @@ impl World {
             {
                 self.begin_checkpoint(pid, server, reply.command, &order);
             }
+            Some(What::Move(order)) if reply.command > server.seen_move && server.fetching.is_none() => {
+                server.seen_move = reply.command;
+                self.begin_fetching(pid, server, reply.command, &order);
+            }
             _ => {}
         }
         self.set_timer(pid, BEAT_PAUSE, Timer::Beat);
@@ -165,7 +193,7 @@ impl World {
     fn begin_checkpoint(&mut self, pid: Pid, server: &mut Server, command: u64, order: &WriteCheckpoint) {
         let covered: Closed = serde_json::from_str(&order.covered).expect("the master sends ranges");
         server.partitions.values_mut().for_each(|p| p.close_all(&covered));
-        let todo = server.partitions.keys().copied().collect();
+        let todo = server.held().iter().map(|held| PartitionId(held.partition)).collect();
         let id = order.checkpoint;
         self.note("cut begins", [pid.into(), id, 0], || format!("pid {pid}: checkpoint {id}"));
         server.checkpoint = Some(Writing { command, id, todo, files: Vec::new(), bytes: None });

@@ -125,6 +125,7 @@ impl World {
                 self.session(pid, worker, input);
             }
             Answer::Report(held) => self.session(pid, worker, Input::Reported { held }),
+            Answer::Copied(_) => {}
             Answer::Beat(reply) => match reply.what {
                 Some(beat_reply::What::Leave(true)) => self.drain(pid, worker, FAREWELL_MAX),
                 _ => self.set_timer(pid, BEAT_PAUSE, Timer::Beat),
@@ -155,6 +156,7 @@ impl World {
     /// Something that a worker has waited for.
     pub(crate) fn worker_timer(&mut self, pid: Pid, worker: &mut Worker, timer: Timer) {
         match timer {
+            Timer::PeerLate(_) | Timer::PeerAgain(_) => {}
             Timer::Tick => self.worker_tick(pid, worker),
             Timer::Ask if worker.ending => self.session(pid, worker, Input::Wait(Duration::ZERO)),
             Timer::Ask => self.call(pid, Question::Lease(worker.in_hand.clone(), worker.need)),

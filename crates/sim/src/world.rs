@@ -14,6 +14,7 @@ use crate::branches::Branches;
 use crate::checkers::{Checkers, Violation};
 use crate::disk::Disk;
 use crate::master::Master;
+use crate::moving::Said;
 use crate::net::{Pid, Question, Request};
 use crate::processes::{Body, Process, Timer};
 use crate::queue::Queue;
@@ -96,6 +97,17 @@ pub enum Action {
         round: u64,
         /// What.
         answers: Rc<Vec<ps::Answer>>,
+    },
+    /// A server says something to another one.
+    Peer {
+        /// To which.
+        pid: Pid,
+        /// Which.
+        from: Pid,
+        /// Ties an answer to a question.
+        number: u64,
+        /// What.
+        said: Box<Said>,
     },
     /// A process has planned this for itself.
     Timer {
@@ -251,6 +263,9 @@ impl World {
             Action::Reply { pid, round, answers } => {
                 self.with_worker(pid, |world, pid, worker| world.replied(pid, worker, round, &answers));
             }
+            Action::Peer { pid, from, number, said } => {
+                self.with_server(pid, |world, pid, server| world.peer_said(pid, server, from, number, *said));
+            }
             Action::Timer { pid, timer } => self.timer(pid, timer),
             Action::Terminate { pid } => self.terminated(pid),
             Action::Kill { pid } => self.end(pid, None),
@@ -279,6 +294,7 @@ impl World {
             | Action::CallLate { pid, .. }
             | Action::Request { pid, .. }
             | Action::Reply { pid, .. }
+            | Action::Peer { pid, .. }
             | Action::Timer { pid, .. }
             | Action::Terminate { pid } => self.processes[*pid as usize].paused_until,
             Action::StartMaster | Action::Kill { .. } | Action::Fault(_) | Action::Heal => return None,
@@ -296,6 +312,12 @@ impl World {
                 Timer::Opened => self.with_server(pid, World::opened),
                 Timer::FileWritten(id) => {
                     self.with_server(pid, |world, pid, server| world.file_written(pid, server, id));
+                }
+                Timer::PeerLate(number) => {
+                    self.with_server(pid, |world, pid, server| world.peer_late(pid, server, number));
+                }
+                Timer::PeerAgain(number) => {
+                    self.with_server(pid, |world, pid, server| world.peer_again(pid, server, number));
                 }
                 _ => {}
             },

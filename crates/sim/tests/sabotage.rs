@@ -61,6 +61,11 @@ fn marks_that_are_cut_later_than_rows_are_noticed() {
 }
 
 #[test]
+fn rows_that_are_lost_when_a_partition_moves_are_noticed() {
+    noticed(Sabotage::LastRowsLost, "checkpoints", "has counted");
+}
+
+#[test]
 fn a_job_that_never_ends_is_noticed() {
     noticed(Sabotage::NoCheckpoints, "liveness", "is not done");
 }

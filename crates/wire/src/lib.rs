@@ -3,6 +3,7 @@
 //! - [`control`]: gRPC between every process and the master (generated; the only protobuf).
 //! - [`frame`], [`ps`], [`floats`]: length-prefixed frames between workers and servers, read in place.
 //! - [`stream`]: what frames travel over, plain TCP or TLS.
+//! - [`connection`]: a client's end of them.
 //! - [`auth`]: the job's token, which every call carries.
 //! - [`tls`]: the job's certificate, which every connection beyond this machine shows.
 //! - [`client`]: the master's client with authentication and deadlines.
@@ -11,6 +12,7 @@
 
 pub mod auth;
 pub mod client;
+pub mod connection;
 pub mod error;
 pub mod failpoint;
 pub mod floats;

@@ -7,7 +7,7 @@
 //!
 //! | frame | payload |
 //! | --- | --- |
-//! | HELLO | token bytes, worker number |
+//! | HELLO | token bytes, who calls |
 //! | WELCOME | (nothing) |
 //! | REFUSED | reason bytes; the server closes after it |
 //! | PULL | mode, n, [partition, incarnation, [ids: count, ids] per table] × n |
@@ -18,11 +18,16 @@
 //! | COMMIT | task, batch, lease term, lease n, n, [partition, incarnation] × n; answered by PUSHED |
 //! | FENCE | task, lease term, lease n, n, [partition, incarnation] × n |
 //! | FENCED | like PUSHED |
+//! | COPY | partition, incarnation, whether from the start, rows at most |
+//! | COPIED | status, rows left after these, table, ids, floats a row, rows with their slots; without rows after the first two where there are none |
+//! | HAND_OVER | partition, incarnation |
+//! | HANDED | status, whether it was handed over, rows left; then the bytes of a checkpoint file with what COPIED has not told |
 //!
 //! A connection's requests are answered in the order in which they came, so several may be under way.
 
 use elasticdl_spec::{LeaseId, PartitionId, TaskId};
 
+use crate::connection::Who;
 use crate::error::{Error, Result};
 use crate::frame::{Frame, Payload};
 
@@ -50,6 +55,14 @@ pub mod kind {
     pub const STAGE: u32 = 0xED0A;
     /// All partitions have the batch staged: apply it.
     pub const COMMIT: u32 = 0xED0B;
+    /// Another server copies a partition: rows that it has not got as they are now, please.
+    pub const COPY: u32 = 0xED10;
+    /// Here are some.
+    pub const COPIED: u32 = 0xED11;
+    /// Another server takes the partition over: serve it no more, and tell what is left.
+    pub const HAND_OVER: u32 = 0xED12;
+    /// It is yours.
+    pub const HANDED: u32 = 0xED13;
 }
 
 /// What a pull is for.
@@ -253,6 +266,30 @@ pub fn take_fence(payload: &mut Payload<'_>) -> Result<(TaskId, LeaseId, usize)>
     Ok((TaskId::from_u64(words[0]), lease, payload.take_count(2)?))
 }
 
+/// A COPY of at most `rows` rows of a partition; with `from_start` all rows are to come again.
+pub fn copy(frame: &mut Frame, request: u64, part: (PartitionId, u64), from_start: bool, rows: usize) {
+    frame.begin(kind::COPY, request);
+    put_part(frame, part.0, part.1);
+    frame.put_all(&[u64::from(from_start), rows as u64]);
+}
+
+/// Reads a COPY: the partition, its incarnation, whether from the start, and how many rows at most.
+pub fn take_copy(payload: &mut Payload<'_>) -> Result<(PartitionId, u64, bool, usize)> {
+    let (partition, incarnation) = take_part(payload)?;
+    let words = payload.take_all(2)?;
+    let rows = usize::try_from(words[1]).unwrap_or(usize::MAX);
+    match words[0] {
+        0 | 1 => Ok((partition, incarnation, words[0] == 1, rows)),
+        other => Err(Error::Malformed(format!("a copy that begins {other}"))),
+    }
+}
+
+/// A HAND_OVER of a partition.
+pub fn hand_over(frame: &mut Frame, request: u64, part: (PartitionId, u64)) {
+    frame.begin(kind::HAND_OVER, request);
+    put_part(frame, part.0, part.1);
+}
+
 /// A partition's answer to a push, a stage, a commit or a fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
@@ -289,10 +326,10 @@ pub fn take_answers(mut payload: Payload<'_>) -> Result<Vec<Answer>> {
 }
 
 /// The first frame of a connection.
-pub fn hello(frame: &mut Frame, token: &str, worker: u32) {
+pub fn hello(frame: &mut Frame, token: &str, who: Who) {
     frame.begin(kind::HELLO, 0);
     frame.put_bytes(token.as_bytes());
-    frame.put(u64::from(worker));
+    frame.put(who.word());
 }
 
 /// A refusal with its reason.

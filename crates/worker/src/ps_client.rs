@@ -4,7 +4,6 @@
 //! server, so that a large push does not delay the next pull. Both share a [`Directory`]. Nothing here
 //! decides what a lost task or a changed incarnation means for the training: it is told.
 
-mod connection;
 mod directory;
 mod links;
 mod staged;
@@ -13,12 +12,12 @@ use std::sync::Arc;
 
 use elasticdl_spec::placement::partition_of_tensor;
 use elasticdl_spec::{LeaseId, ModelShape, PartitionId, Precision, TablesSpec, TaskId};
+use elasticdl_wire::connection::{Caller, Who};
 use elasticdl_wire::floats;
 use elasticdl_wire::frame::{Frame, Payload};
 use elasticdl_wire::ps::{self, Answer, Commit, PullMode, Status, kind};
 use elasticdl_wire::{Identity, Token};
 
-use self::connection::Caller;
 use self::links::{Ask, Asked, Fill, Links, Pending};
 use crate::dedup::Keys;
 use crate::error::Result;
@@ -62,7 +61,7 @@ impl PsClient {
     pub fn new(config: Config) -> Self {
         let Config { shape, tables, partitions, directory, token, identity, worker, staged, stop } = config;
         let codec = Arc::new(Codec::new(shape, &tables, partitions));
-        let caller = Caller { token, identity, worker };
+        let caller = Caller { token, identity, who: Who::Worker(worker) };
         PsClient { codec, links: Links::new(directory, caller, stop), staged }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crossterm::style::{Attribute, Color, ContentStyle, Stylize};
-use elasticdl_master::status::{Phase, Process, ProgramStatus, Status};
+use elasticdl_master::status::{MovingStatus, Phase, Process, ProgramStatus, Status};
 use serde_json::Value;
 
 use crate::print;
@@ -239,8 +239,19 @@ fn workers_head(status: &Status, shown: usize) -> String {
 
 fn servers_head(status: &Status, shown: usize) -> String {
     let there = status.servers.len();
-    let more = if shown < there { format!(", {shown} shown") } else { String::new() };
-    format!("servers: {there}{more}")
+    let mut text = format!("servers: {there}");
+    if there != status.servers_wanted as usize {
+        text.push_str(&format!(" of {} wanted", status.servers_wanted));
+    }
+    if shown < there {
+        text.push_str(&format!(", {shown} shown"));
+    }
+    if let Some(MovingStatus { from, to, partitions, .. }) = &status.moving {
+        let count = partitions.len();
+        let what = if count == 1 { "a partition".into() } else { format!("{count} partitions") };
+        text.push_str(&format!(", {what} on the way from ps-{from} to ps-{to}"));
+    }
+    text
 }
 
 fn process(role: &str, process: &Process, rate: Option<f64>) -> Vec<Span> {
@@ -270,7 +281,9 @@ fn process(role: &str, process: &Process, rate: Option<f64>) -> Vec<Span> {
 fn held(gauges: &Value) -> Option<String> {
     let number = |key: &str| gauges[key].as_u64().filter(|number| *number > 0);
     let rows = number("rows")?;
-    let mut text = format!("{} rows in {}", print::count(rows), print::bytes(number("bytes")?));
+    let partitions = gauges["loads"].as_object().map_or(0, |loads| loads.len());
+    let places = if partitions > 0 { format!("{partitions} partitions, ") } else { String::new() };
+    let mut text = format!("{places}{} rows in {}", print::count(rows), print::bytes(number("bytes")?));
     if let (Some(bytes), Some(places)) = (number("table_bytes"), number("places")) {
         let (each, full) = (bytes / rows, 100 * rows / places);
         text.push_str(&format!(", {each} bytes a row, index {full} % full"));
@@ -346,6 +359,8 @@ pub(super) mod tests {
                 Process { restarts: 1, ..member(2, "starting", 0) },
             ],
             servers: vec![member(0, "serving", 0), member(1, "serving", 0)],
+            servers_wanted: 2,
+            moving: None,
             checkpoint: Some(3),
             term: 1,
             replayed: 0,

@@ -13,12 +13,12 @@ use super::world::{Running, World};
 const EPOCHS: u32 = 3;
 
 /// The command with these points; where they are noted is `hits` in the world.
-fn with_points<'c>(world: &World, command: &'c mut Command, points: &str) -> &'c mut Command {
+pub(super) fn with_points<'c>(world: &World, command: &'c mut Command, points: &str) -> &'c mut Command {
     command.env("ELASTICDL_FAILPOINTS", points).env("ELASTICDL_FAILPOINTS_LOG", world.path("hits"))
 }
 
 /// The points that have acted.
-fn hits(world: &World) -> Vec<String> {
+pub(super) fn hits(world: &World) -> Vec<String> {
     let text = fs::read_to_string(world.path("hits")).unwrap_or_default();
     text.lines().map(|line| line.split(' ').next().unwrap_or_default().to_string()).collect()
 }

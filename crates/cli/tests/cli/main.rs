@@ -25,6 +25,7 @@ mod help;
 mod images;
 mod jobs;
 mod models;
+mod moves;
 mod objects;
 mod registry;
 mod settings;

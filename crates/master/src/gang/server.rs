@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{Turn, Wanted};
 use crate::pages::{EventLog, Led, Unmet, guarded, pages};
-use crate::status::{self, Status, StopRequest};
+use crate::status::{ScaleRequest, Status, StopRequest};
 
 /// Something for the loop.
 pub enum Input {
@@ -81,7 +81,7 @@ impl Led for Shared {
         drop(self.inputs.send(Input::Status(reply)));
     }
 
-    async fn scale(&self, _: status::Wanted) -> Result<(), Unmet> {
+    async fn scale(&self, _: ScaleRequest) -> Result<(), Unmet> {
         let why = "the job runs a program of its own, with as many members as spec.command.roles says";
         Err(Unmet::Refused(why.into()))
     }

@@ -10,6 +10,8 @@ use crate::status::{LedgerStatus, Phase, Process, ProgramStatus, Status, TaskCou
 /// The whole status. What only training has stays empty.
 pub fn status(gang: &Gang, now: Duration) -> Status {
     Status {
+        servers_wanted: 0,
+        moving: None,
         job: gang.job.clone(),
         phase: gang.phase(),
         error: gang.error.clone(),

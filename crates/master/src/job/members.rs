@@ -31,6 +31,9 @@ impl Job {
             return effects.push(refused(ticket));
         }
         let known = Known { address, heard: now, ..Known::default() };
+        if caller.role() == Role::Server {
+            self.rejoin.remove(&caller.id);
+        }
         self.known.insert((caller.role, caller.id), known);
         if caller.role() == Role::Worker {
             let facts = fields([("worker", json!(caller.id)), ("pid", json!(caller.pid))]);
@@ -95,7 +98,11 @@ impl Job {
         let load_seconds = f64::from(ready.load_ms) / 1000.0;
         let facts = fields([("server", json!(caller.id)), ("load_seconds", json!(load_seconds))]);
         effects.push(Effect::Emit("server_ready", facts));
+        if let Some(known) = self.known.get_mut(&(caller.role, caller.id)) {
+            known.serves = true;
+        }
         for opened in ready.partitions {
+            self.arrived(caller.id, opened.partition, opened.incarnation);
             let place = self.places.get_mut(opened.partition as usize);
             // A server that opened before a roll-back holds rows that do not count any more.
             if let Some(place) = place
@@ -105,6 +112,7 @@ impl Job {
                 place.address = Some(address.clone());
             }
         }
+        self.settle_move(now, effects);
     }
 
     pub(super) fn topology(&self) -> TopologyReply {
@@ -131,6 +139,12 @@ impl Job {
             // A server that an earlier master started, of which it is not known where it serves.
             return effects.push(refused(ticket));
         }
+        if caller.role() == Role::Server && self.rejoin.contains(&caller.id) {
+            return effects.push(refused(ticket));
+        }
+        if caller.role() == Role::Server {
+            self.weigh(&gauges);
+        }
         let known = self.known.entry((caller.role, caller.id)).or_default();
         known.gauges = gauges;
         known.heard = now;
@@ -138,29 +152,31 @@ impl Job {
         self.answer_beats(now, effects);
     }
 
-    /// Answers beats that have waited long enough, and servers that are to write a checkpoint.
+    /// Answers beats that have waited long enough, and servers that are to write a checkpoint or to copy partitions.
     ///
     /// An order may be lost on its way, or find the server at an older one. So it is given again, under the
     /// same number, until the server has written its part.
     pub(super) fn answer_beats(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let writing = self.checkpoints.writing();
         let mut answered = Vec::new();
-        for (caller, waiting) in &self.beats {
-            let held_long = now.saturating_sub(waiting.since) >= BEAT_HELD;
-            let due = writing.filter(|_| caller.role() == Role::Server && self.checkpoints.awaits(caller.id));
+        let waiting: Vec<(Caller, Ticket, Duration)> =
+            self.beats.iter().map(|(caller, waiting)| (*caller, waiting.ticket, waiting.since)).collect();
+        for (caller, ticket, since) in waiting {
+            let held_long = now.saturating_sub(since) >= BEAT_HELD;
+            let serves = caller.role() == Role::Server;
+            let due = writing.filter(|_| serves && self.checkpoints.awaits(caller.id));
             let told = self.checkpoint_told.get(&caller.id).filter(|(id, _)| Some(*id) == due);
-            match due {
-                Some(id) if told.is_none() || held_long => answered.push((*caller, waiting.ticket, Some(id))),
-                _ if held_long => answered.push((*caller, waiting.ticket, None)),
-                _ => {}
+            let order = match due {
+                Some(id) if told.is_none() || held_long => Some(self.checkpoint_order(caller.id, id)),
+                _ if serves => self.move_order(caller.id, held_long),
+                _ => None,
+            };
+            if let Some(reply) = order.or(held_long.then(BeatReply::default)) {
+                answered.push((caller, ticket, reply));
             }
         }
-        for (caller, ticket, due) in answered {
+        for (caller, ticket, reply) in answered {
             self.beats.remove(&caller);
-            let reply = match due {
-                Some(id) => self.checkpoint_order(caller.id, id),
-                None => BeatReply::default(),
-            };
             effects.push(Effect::Answer(ticket, Answer::Beat(reply)));
         }
     }
@@ -236,6 +252,9 @@ impl Job {
         let Some(asked) = self.fleet.exited(now, exit.role, exit.id, exit.pid, fault) else { return };
         self.beats.retain(|caller, _| caller.role() != exit.role || caller.id != exit.id);
         self.known.remove(&(exit.role as i32, exit.id));
+        if exit.role == Role::Server {
+            self.rejoin.remove(&exit.id);
+        }
         effects.push(Effect::Record(Entry::Exited { role: exit.role.into(), id: exit.id }));
         if self.phase.is_over() {
             return;

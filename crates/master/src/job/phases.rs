@@ -38,6 +38,10 @@ impl Job {
         self.end_silent(now, effects);
         self.trim_window(now);
         self.answer_beats(now, effects);
+        self.watch_move(now, effects);
+        if self.phase == Phase::Training {
+            self.balance(now, effects);
+        }
         if self.phase == Phase::Training && now.saturating_sub(self.last_progress) >= PROGRESS {
             self.last_progress = now;
             effects.push(Effect::Emit("progress", view::progress(self, now)));
@@ -140,7 +144,7 @@ impl Job {
     fn begin_checkpoint(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let away = self.places.iter().any(|p| p.address.is_none());
         let between_steps = !self.plan.job.is_deterministic() || self.tasks.is_between_steps();
-        if self.checkpoints.writing().is_some() || away || !between_steps {
+        if self.checkpoints.writing().is_some() || away || !between_steps || self.is_handing_over() {
             return;
         }
         let servers: BTreeSet<u32> = self.places.iter().map(|p| p.server).collect();
@@ -167,19 +171,24 @@ impl Job {
             let error = format!("ps-{}: {}", caller.id, written.error);
             return self.checkpoint_failed(now, written.checkpoint, error, effects);
         }
-        let stale =
-            |f: &File| self.places.get(f.partition as usize).is_none_or(|p| p.incarnation != f.incarnation);
-        if written.files.iter().any(stale) {
+        let place = |f: &File| self.places.get(f.partition as usize);
+        let (ours, others): (Vec<&File>, Vec<&File>) =
+            written.files.iter().partition(|f| place(f).is_some_and(|place| place.server == caller.id));
+        if ours.iter().any(|f| place(f).is_none_or(|place| place.incarnation != f.incarnation)) {
             return; // Cut in another life: that checkpoint was abandoned.
         }
-        let files: BTreeMap<u32, PartitionFile> = written
-            .files
+        let has_others = !others.is_empty();
+        let files: BTreeMap<u32, PartitionFile> = ours
             .iter()
             .map(|f| {
                 (f.partition, PartitionFile { bytes: f.bytes, crc32: f.crc32, incarnation: f.incarnation })
             })
             .collect();
-        let marks = written.files.iter().map(|f| (f.partition, marks_of(f))).collect();
+        let marks = ours.iter().map(|f| (f.partition, marks_of(f))).collect();
+        if has_others {
+            // A move that a dead master had begun has left them there.
+            self.have_join_again(caller.id, effects);
+        }
         let progress = self.checkpoints.written(caller.id, written.checkpoint, files, marks);
         if let Progress::Complete(done) = progress {
             effects.push(Effect::Commit(Box::new(self.manifest(done))));

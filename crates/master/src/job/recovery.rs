@@ -15,6 +15,8 @@ use crate::ledger::{Book, Entry, ShardNote, TermsOfJob};
 impl Job {
     /// Takes over the processes that still run.
     pub(super) fn adopt(&mut self, book: &Book) {
+        // One that is to go and died meanwhile is started again: what it holds is moved when it serves.
+        self.places.iter().for_each(|place| self.fleet.want_server(place.server));
         self.fleet.number_workers_from(book.worker_next);
         for running in book.processes.values() {
             let role = Role::from(running.role);
@@ -22,7 +24,7 @@ impl Job {
             if role == Role::Worker {
                 self.known.insert((role as i32, running.id), Known::default());
             } else if let Some(address) = &running.address {
-                let known = Known { address: address.clone(), ..Known::default() };
+                let known = Known { address: address.clone(), serves: true, ..Known::default() };
                 self.known.insert((role as i32, running.id), known);
                 let ours = self.places.iter_mut().filter(|place| place.server == running.id);
                 ours.for_each(|place| place.address = Some(address.clone()));
@@ -47,8 +49,16 @@ impl Job {
         let adopted = workers.len() + self.fleet.servers().len() - gone.len();
         let facts = fields([("term", json!(self.term)), ("adopted", json!(adopted))]);
         effects.push(Effect::Emit("started", facts));
+        let servers: Vec<u32> = self.places.iter().map(|place| place.server).collect();
+        effects.push(Effect::Record(Entry::Placed { servers }));
         if self.goes_on {
-            self.reborn(now, &gone.into_iter().collect(), effects);
+            let arriving = std::mem::take(&mut self.arriving);
+            if !arriving.is_empty() {
+                // One of them has had them, and may have them still.
+                let servers: Vec<u32> = self.fleet.servers().keys().copied().collect();
+                servers.into_iter().for_each(|server| self.have_join_again(server, effects));
+            }
+            self.reborn(now, &gone.into_iter().collect(), &arriving, effects);
         }
     }
 
@@ -88,20 +98,38 @@ impl Job {
 
     /// A server is gone: its partitions will be restored by the next one of its number.
     pub(super) fn server_gone(&mut self, now: Duration, server: u32, effects: &mut Vec<Effect>) {
-        self.reborn(now, &BTreeSet::from([server]), effects);
+        let lost = self.move_struck(now, server, effects);
+        self.reborn(now, &BTreeSet::from([server]), &lost, effects);
     }
 
-    /// The partitions of these servers begin another life. Where the outcome must not depend on what died,
+    /// These partitions, and all of these servers, begin another life. Where the outcome must not depend on what died,
     /// all partitions do, so that every one of them is back at the same step.
-    fn reborn(&mut self, now: Duration, servers: &BTreeSet<u32>, effects: &mut Vec<Effect>) {
-        if servers.is_empty() {
+    pub(super) fn reborn(
+        &mut self,
+        now: Duration,
+        servers: &BTreeSet<u32>,
+        partitions: &BTreeSet<u32>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let all = self.plan.job.is_deterministic();
+        if servers.is_empty() && partitions.is_empty() {
             return;
         }
-        let all = self.plan.job.is_deterministic();
+        if all && self.is_handing_over() {
+            // They are among all.
+            drop(self.lost_on_the_way(now, "all partitions go back to the last checkpoint", effects));
+        } else if all {
+            self.moving = None;
+        }
+        self.loads.forget(now);
+        let dies = |partition: usize, place: &super::Place| {
+            all || servers.contains(&place.server) || partitions.contains(&(partition as u32))
+        };
         let mut reborn = Vec::new();
         for (partition, place) in self.places.iter_mut().enumerate() {
-            if all || servers.contains(&place.server) {
+            if dies(partition, place) {
                 place.incarnation += 1;
+                place.since = place.incarnation;
                 place.address = None;
                 reborn.push((partition as u32, place.incarnation));
             }

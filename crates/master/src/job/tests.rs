@@ -8,6 +8,7 @@ use elasticdl_wire::control::{
     Assignment, Done, Failed, File, Leased, Mark, Member, lease_reply, report_request,
 };
 
+mod moves;
 mod scale;
 mod schedule;
 

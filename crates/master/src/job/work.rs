@@ -188,8 +188,9 @@ impl Job {
         done: &Done,
         effects: &mut Vec<Effect>,
     ) -> Held {
-        let alive = self.places.iter().map(|place| place.incarnation);
-        if !alive.eq(done.incarnations.iter().copied()) {
+        let of = |place: &super::Place, by: &u64| (place.since..=place.incarnation).contains(by);
+        let by_all = done.incarnations.len() == self.places.len();
+        if !by_all || !self.places.iter().zip(&done.incarnations).all(|(place, by)| of(place, by)) {
             self.free(task, id, effects);
             return Held::No;
         }

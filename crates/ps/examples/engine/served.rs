@@ -15,6 +15,7 @@ use std::time::{Instant, SystemTime};
 use elasticdl_ps::server::{Options, Server};
 use elasticdl_ps::{Model, Partition, Partitions};
 use elasticdl_spec::{LeaseId, ModelShape, OptimizerSpec, PartitionId, TaskId};
+use elasticdl_wire::connection::Who;
 use elasticdl_wire::frame::{Frame, Limits};
 use elasticdl_wire::ps::{self, PullMode, PushHeader, Status, kind};
 use elasticdl_wire::{Identity, Stream, Token};
@@ -124,7 +125,7 @@ fn serve(partitions: &Arc<Partitions>, identity: Option<&Identity>) -> Result<(S
             return Err(error.into());
         }
     }
-    ps::hello(&mut client.frame, TOKEN, 0);
+    ps::hello(&mut client.frame, TOKEN, Who::Worker(0));
     client.call(kind::WELCOME)?;
     Ok((server, client))
 }

@@ -58,7 +58,7 @@ impl Snapshot {
         }
         let tables = shape.tables.iter().map(|t| t.name.clone());
         let names = tables.chain(shape.tensors.iter().map(|t| t.name.clone())).collect();
-        Snapshot { head: head(partition), names, chunks }
+        Snapshot { head: Head::of(partition), names, chunks }
     }
 
     /// What the file will say about itself.
@@ -67,21 +67,24 @@ impl Snapshot {
     }
 }
 
-fn head(partition: &Partition) -> Head {
-    let (model, memory) = (partition.model(), partition.memory());
-    Head {
-        format: FORMAT,
-        job: model.job.clone(),
-        seed: model.seed,
-        shape: model.shape.clone(),
-        optimizer: model.optimizer,
-        partition: partition.id(),
-        partitions: model.partitions,
-        incarnation: partition.incarnation(),
-        version: memory.version,
-        rows: partition.tables().iter().map(|t| t.len() as u64).collect(),
-        marks: memory.marks.open().clone(),
-        closed: memory.marks.closed().clone(),
-        audit: memory.audit.clone(),
+impl Head {
+    /// What there is to say of a partition at this moment.
+    pub fn of(partition: &Partition) -> Self {
+        let (model, memory) = (partition.model(), partition.memory());
+        Head {
+            format: FORMAT,
+            job: model.job.clone(),
+            seed: model.seed,
+            shape: model.shape.clone(),
+            optimizer: model.optimizer,
+            partition: partition.id(),
+            partitions: model.partitions,
+            incarnation: partition.incarnation(),
+            version: memory.version,
+            rows: partition.tables().iter().map(|t| t.len() as u64).collect(),
+            marks: memory.marks.open().clone(),
+            closed: memory.marks.closed().clone(),
+            audit: memory.audit.clone(),
+        }
     }
 }

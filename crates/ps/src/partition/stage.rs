@@ -47,6 +47,11 @@ impl Stage {
         }
     }
 
+    /// Whether a batch waits to be committed.
+    pub(super) fn is_open(&self) -> bool {
+        self.held.is_some()
+    }
+
     /// The batch, where it is the one that is staged.
     fn held(&self, task: TaskId, batch: u64) -> Option<Held> {
         self.held.filter(|held| (held.task, held.batch) == (task, batch))

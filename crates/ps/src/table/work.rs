@@ -6,6 +6,11 @@ use crate::optimizer::Rule;
 
 /// Done with row after row, in the order of their ids.
 pub(super) trait Work {
+    /// Whether it changes rows.
+    const CHANGES: bool;
+    /// Whether it looks at what a new row is born as.
+    const NEEDS_BIRTH: bool = true;
+
     /// The row `number`, of the id at `place`.
     fn on(&mut self, rows: &mut Slabs, place: usize, number: u32);
 }
@@ -18,6 +23,8 @@ pub(super) struct Copying<'a> {
 }
 
 impl Work for Copying<'_> {
+    const CHANGES: bool = false;
+
     #[inline(always)]
     fn on(&mut self, rows: &mut Slabs, place: usize, number: u32) {
         copy(&rows.row(number)[..self.width], &mut self.out[place * self.width..][..self.width]);
@@ -36,6 +43,24 @@ pub(super) fn copy(from: &[f32], to: &mut [f32]) {
     }
 }
 
+/// Replaces weights and slots.
+pub(super) struct Replacing<'a> {
+    /// Floats of a row.
+    pub floats: usize,
+    /// Those of all ids, one after the other.
+    pub rows: &'a [f32],
+}
+
+impl Work for Replacing<'_> {
+    const CHANGES: bool = true;
+    const NEEDS_BIRTH: bool = false;
+
+    #[inline(always)]
+    fn on(&mut self, rows: &mut Slabs, place: usize, number: u32) {
+        copy(&self.rows[place * self.floats..][..self.floats], rows.row_mut(number));
+    }
+}
+
 /// Moves weights against their gradients.
 pub(super) struct Moving<'a, R> {
     pub width: usize,
@@ -47,6 +72,8 @@ pub(super) struct Moving<'a, R> {
 }
 
 impl<R: Rule> Work for Moving<'_, R> {
+    const CHANGES: bool = true;
+
     #[inline(always)]
     fn on(&mut self, rows: &mut Slabs, place: usize, number: u32) {
         let (weights, slots) = rows.row_mut(number).split_at_mut(self.width);
@@ -63,6 +90,8 @@ pub(super) struct Decaying<'a, R> {
 }
 
 impl<R: Rule> Work for Decaying<'_, R> {
+    const CHANGES: bool = true;
+
     #[inline(always)]
     fn on(&mut self, rows: &mut Slabs, place: usize, number: u32) {
         let Moving { width, rule, factor, gradients } = self.moving;

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use elasticdl_spec::{Kind, PartitionId};
 use elasticdl_wire::Error as WireError;
+use elasticdl_wire::connection::{Caller, Connection};
 use elasticdl_wire::frame::{Frame, Payload};
 use elasticdl_wire::retry::Backoff;
 use tracing::{debug, info, warn};
 
-use super::connection::{Caller, Connection};
 use super::directory::{Directory, Topology};
 use crate::error::{Error, Result};
 use crate::stop::{Level, Stop};
@@ -103,7 +103,7 @@ pub(super) struct Links {
 impl Links {
     pub fn new(directory: Arc<Directory>, caller: Caller, stop: Stop) -> Self {
         let topology = directory.known();
-        let backoff = Backoff::new(PAUSE_FIRST, PAUSE_LONGEST, u64::from(caller.worker));
+        let backoff = Backoff::new(PAUSE_FIRST, PAUSE_LONGEST, caller.who.word());
         let mut links = Links { directory, caller, stop, topology, links: vec![], request: 0, backoff };
         links.regroup();
         links

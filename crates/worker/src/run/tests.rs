@@ -152,6 +152,10 @@ impl Service for FakeMaster {
     ) -> Reply<CheckpointWrittenReply> {
         Err(Status::unimplemented("workers do not call this"))
     }
+
+    async fn copied(&self, _: Request<CopiedRequest>) -> Reply<CopiedReply> {
+        Err(Status::unimplemented("workers do not call this"))
+    }
 }
 
 /// A comma-separated file with two numbers and two ids.

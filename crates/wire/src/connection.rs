@@ -1,4 +1,4 @@
-//! One connection to one server: opened with the token, over TLS with the job's certificate, then a request and
+//! One connection to one server, a worker's or another server's: opened with the token, over TLS with the job's certificate, then a request and
 //! its answer at a time.
 //!
 //! It never gives up by itself while the peer is merely slow: whoever waits is asked now and then whether
@@ -8,9 +8,12 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-use elasticdl_wire::frame::{Frame, Limits};
-use elasticdl_wire::ps::{self, kind};
-use elasticdl_wire::{Error, Identity, Result, Stream, Token};
+use crate::auth::Token;
+use crate::error::{Error, Result};
+use crate::frame::{Frame, Limits};
+use crate::ps::{self, kind};
+use crate::stream::Stream;
+use crate::tls::Identity;
 
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 /// How often a wait for the peer is questioned.
@@ -18,18 +21,56 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Who opens a connection.
 #[derive(Debug, Clone)]
-pub(super) struct Caller {
+pub struct Caller {
     /// The job's token.
     pub token: Token,
     /// The job's certificate; plain without one.
     pub identity: Option<Identity>,
-    /// Which worker it is.
-    pub worker: u32,
+    /// Who it is.
+    pub who: Who,
+}
+
+/// Who talks to a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Who {
+    /// The worker of this number.
+    Worker(u32),
+    /// The server of this number.
+    Server(u32),
+}
+
+impl Who {
+    /// Its word in a HELLO.
+    pub fn word(self) -> u64 {
+        match self {
+            Who::Worker(number) => number.into(),
+            Who::Server(number) => 1 << 32 | u64::from(number),
+        }
+    }
+
+    /// Who has this word.
+    pub fn from_word(word: u64) -> Result<Self> {
+        let number = word as u32;
+        match word >> 32 {
+            0 => Ok(Who::Worker(number)),
+            1 => Ok(Who::Server(number)),
+            _ => Err(Error::Malformed(format!("a caller whose word is {word:#x}"))),
+        }
+    }
+}
+
+impl std::fmt::Display for Who {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Who::Worker(number) => write!(f, "worker-{number}"),
+            Who::Server(number) => write!(f, "ps-{number}"),
+        }
+    }
 }
 
 /// An open connection, with the frames that go over it.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub struct Connection {
     stream: Stream,
     /// To be filled with the next request.
     pub out: Frame,
@@ -52,7 +93,7 @@ impl Connection {
         let shaken = Patient { stream: &mut stream, keep_waiting }.retry(Stream::handshake);
         shaken.map_err(Error::shaking)?;
         let mut connection = Connection { stream, out: Frame::default(), answer: Frame::default() };
-        ps::hello(&mut connection.out, caller.token.secret(), caller.worker);
+        ps::hello(&mut connection.out, caller.token.secret(), caller.who);
         connection.send(keep_waiting)?;
         match connection.receive(kind::WELCOME, 0, keep_waiting) {
             // The master has our token, so this is not our server: its port belongs to somebody else by
@@ -113,5 +154,19 @@ impl Write for Patient<'_> {
 
     fn flush(&mut self) -> std::io::Result<()> {
         self.retry(Stream::flush)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_calls_is_told_by_his_word() {
+        for who in [Who::Worker(0), Who::Worker(u32::MAX), Who::Server(0), Who::Server(7)] {
+            assert_eq!(Who::from_word(who.word()).unwrap(), who);
+        }
+        assert!(Who::from_word(2 << 32).is_err());
+        assert_eq!(format!("{} {}", Who::Worker(3), Who::Server(3)), "worker-3 ps-3");
     }
 }

@@ -1,0 +1,236 @@
+//! Fetching partitions from the server that has them, while it goes on serving them.
+//!
+//! Rows are copied, then those that changed meanwhile, until few are left. Then the master is asked: it writes down
+//! that they are ours, and only then are they handed over. Whatever fails before that leaves them where
+//! they are; whatever fails after it is like the death of a server, and the last checkpoint is gone back to.
+
+#![expect(clippy::disallowed_methods, reason = "an edge: it waits for another server and keeps deadlines")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use elasticdl_spec::PartitionId;
+use elasticdl_wire as wire;
+use elasticdl_wire::connection::{Caller, Connection};
+use elasticdl_wire::failpoint;
+use elasticdl_wire::ps::{self, kind};
+use tracing::info;
+
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::partition::Partition;
+use crate::partition::copy::Copied;
+use crate::requests::copy::{Handed, take_copied, take_handed};
+
+/// Rows asked for at once: a few milliseconds of the other server's time.
+const ROWS: usize = 1 << 13;
+/// With so many rows left a partition is as good as copied.
+const FEW: u64 = 1 << 11;
+/// So often is everything that changed copied again before it counts as copied all the same: rows change faster than
+/// they travel.
+const ROUNDS_MAX: u32 = 20;
+/// How long partitions that cannot be handed over at the moment are asked for.
+const PATIENCE: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// What is to be fetched.
+#[derive(Debug, Clone)]
+pub struct Order {
+    /// Where the partitions are.
+    pub from: String,
+    /// The partitions, with their incarnations there.
+    pub partitions: Vec<(PartitionId, u64)>,
+    /// What their incarnations will be here.
+    pub next: Vec<u64>,
+}
+
+/// The master's word on partitions that are copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    /// They are ours.
+    Take,
+    /// Ask again after this time.
+    Wait(Duration),
+    /// They stay where they are.
+    Forget,
+}
+
+/// Fetches partitions. `None`: they stay where they are, because the master says so or `cancelled` is set.
+///
+/// # Errors
+///
+/// The other server cannot be reached or has them no more.
+pub fn fetch(
+    order: &Order,
+    model: &Arc<Model>,
+    caller: &Caller,
+    cancelled: &AtomicBool,
+    mut ask_master: impl FnMut() -> Result<Word>,
+) -> Result<Option<Vec<Partition>>> {
+    let begun = Instant::now();
+    let mut peer = Peer::open(&order.from, caller, cancelled)?;
+    let mut copies: Vec<Copy> = order
+        .partitions
+        .iter()
+        .zip(&order.next)
+        .map(|(part, next)| Copy::new(Partition::new(Arc::clone(model), part.0, *next), *part))
+        .collect();
+    loop {
+        copies.iter_mut().try_for_each(|copy| copy.catch_up(&mut peer))?;
+        if cancelled.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        match ask_master()? {
+            Word::Take => break,
+            Word::Wait(pause) => std::thread::sleep(pause),
+            Word::Forget => return Ok(None),
+        }
+    }
+    if failpoint::reached("ps.taking_over") {
+        let broken = std::io::Error::other("a failpoint says so");
+        return Err(Error::io("having partitions handed over", broken));
+    }
+    // What has changed while the master wrote it down is copied while the other server still serves.
+    copies.iter_mut().try_for_each(|copy| copy.catch_up(&mut peer))?;
+    let handing = Instant::now();
+    copies.iter_mut().try_for_each(|copy| copy.have_handed_over(&mut peer, model))?;
+    if failpoint::reached("ps.handed_over") {
+        let broken = std::io::Error::other("a failpoint says so");
+        return Err(Error::io("having partitions handed over", broken));
+    }
+    let partitions = copies.into_iter().map(|copy| copy.finish(&mut peer)).collect::<Result<Vec<_>>>()?;
+    info!(
+        from = order.from,
+        partitions = partitions.len(),
+        seconds = begun.elapsed().as_secs_f64(),
+        standstill_ms = handing.elapsed().as_millis() as u64,
+        "partitions taken over"
+    );
+    Ok(Some(partitions))
+}
+
+/// A partition on its way here.
+struct Copy {
+    partition: Partition,
+    /// What it is at the other server.
+    part: (PartitionId, u64),
+    begun: bool,
+    handed: Option<Handed>,
+}
+
+impl Copy {
+    fn new(partition: Partition, part: (PartitionId, u64)) -> Self {
+        Copy { partition, part, begun: false, handed: None }
+    }
+
+    /// Copies until few rows are left.
+    fn catch_up(&mut self, peer: &mut Peer<'_>) -> Result<()> {
+        let mut before = u64::MAX;
+        for _ in 0..ROUNDS_MAX {
+            let left = self.round(peer, FEW)?;
+            if left <= FEW || left >= before {
+                break;
+            }
+            before = left;
+        }
+        Ok(())
+    }
+
+    /// Copies as many rows as were left when it began, and tells how many are left now.
+    fn round(&mut self, peer: &mut Peer<'_>, few: u64) -> Result<u64> {
+        let mut copied = Copied::default();
+        peer.ask_copy(self.part, !std::mem::replace(&mut self.begun, true))?;
+        let mut due = None;
+        loop {
+            let left = peer.take_copied(self.part.0, &mut copied)?;
+            let came = copied.ids.len() as u64;
+            let due = due.get_or_insert(left + came);
+            *due = due.saturating_sub(came);
+            let ends = left <= few || *due == 0;
+            if !ends {
+                // The next ones are on their way while these are put in place.
+                peer.ask_copy(self.part, false)?;
+            }
+            self.partition.put_rows(&copied)?;
+            if ends {
+                return Ok(left);
+            }
+        }
+    }
+
+    fn have_handed_over(&mut self, peer: &mut Peer<'_>, model: &Model) -> Result<()> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match peer.hand_over(self.part, model)? {
+                Handed::NotNow if Instant::now() < until => std::thread::sleep(PAUSE),
+                Handed::NotNow => {
+                    let reason = "a batch has been staged there for too long".into();
+                    return Err(Error::Misfit { partition: self.part.0, reason });
+                }
+                Handed::NotThere => return Err(gone(self.part.0)),
+                handed => {
+                    self.handed = Some(handed);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Copies what is left of a partition that was handed over.
+    fn finish(mut self, peer: &mut Peer<'_>) -> Result<Partition> {
+        while self.round(peer, 0)? > 0 {}
+        if let Some(Handed::Yes(head, tensors)) = self.handed {
+            self.partition.take_over(*head, tensors)?;
+        }
+        Ok(self.partition)
+    }
+}
+
+/// The connection to the server that has the partitions.
+struct Peer<'a> {
+    connection: Connection,
+    request: u64,
+    cancelled: &'a AtomicBool,
+}
+
+impl<'a> Peer<'a> {
+    fn open(address: &str, caller: &Caller, cancelled: &'a AtomicBool) -> Result<Self> {
+        let mut wait = || !cancelled.load(Ordering::Relaxed);
+        let connection = Connection::open(address, caller, &mut wait)?;
+        Ok(Peer { connection, request: 0, cancelled })
+    }
+
+    fn ask_copy(&mut self, part: (PartitionId, u64), from_start: bool) -> Result<()> {
+        self.request += 1;
+        ps::copy(&mut self.connection.out, self.request, part, from_start, ROWS);
+        self.send()
+    }
+
+    fn take_copied(&mut self, id: PartitionId, into: &mut Copied) -> Result<u64> {
+        self.receive(kind::COPIED)?;
+        take_copied(self.connection.answer.payload(), into)?.ok_or_else(|| gone(id))
+    }
+
+    fn hand_over(&mut self, part: (PartitionId, u64), model: &Model) -> Result<Handed> {
+        self.request += 1;
+        ps::hand_over(&mut self.connection.out, self.request, part);
+        self.send()?;
+        self.receive(kind::HANDED)?;
+        Ok(take_handed(self.connection.answer.payload(), model, part.0)?)
+    }
+
+    fn send(&mut self) -> Result<()> {
+        let cancelled = self.cancelled;
+        Ok(self.connection.send(&mut || !cancelled.load(Ordering::Relaxed))?)
+    }
+
+    fn receive(&mut self, kind: u32) -> wire::Result<()> {
+        let cancelled = self.cancelled;
+        self.connection.receive(kind, self.request, &mut || !cancelled.load(Ordering::Relaxed))
+    }
+}
+
+fn gone(partition: PartitionId) -> Error {
+    Error::Misfit { partition, reason: "it is not at the server that it was to be copied from".into() }
+}

@@ -1,0 +1,232 @@
+//! A partition moves to another server while it is trained on.
+//!
+//! The other server copies rows, and copies again those that changed meanwhile, until few are left. Then the
+//! partition is handed over: it is served here no more, so that what is copied last is all there is.
+
+use elasticdl_wire::ps::Status;
+
+use super::Partition;
+use crate::checkpoint::Head;
+use crate::error::Result;
+use crate::marks::Marks;
+use crate::table::Table;
+
+/// Some rows of one table as they are at this moment.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Copied {
+    /// Which table.
+    pub table: usize,
+    /// Ids of the rows.
+    pub ids: Vec<u64>,
+    /// Weights and slots of each, one after the other.
+    pub rows: Vec<f32>,
+}
+
+impl Partition {
+    /// Another server begins to copy this partition: it has nothing yet.
+    pub fn begin_copy(&mut self) {
+        self.tables.iter_mut().for_each(Table::begin_copy);
+    }
+
+    /// Nobody copies it any more.
+    pub fn end_copy(&mut self) {
+        self.tables.iter_mut().for_each(Table::end_copy);
+    }
+
+    /// How many rows whoever copies it has not got as they are now.
+    pub fn unsent(&self) -> usize {
+        self.tables.iter().map(Table::unsent).sum()
+    }
+
+    /// Some of them: at most so many rows, and no more floats than that where one row has not more already.
+    pub fn copy_next(&mut self, rows_max: usize, floats_max: usize) -> Copied {
+        let Some(table) = self.tables.iter().position(|table| table.unsent() > 0) else {
+            return Copied::default();
+        };
+        let place = &mut self.tables[table];
+        let fitting = floats_max / (place.shape().width() + place.slots());
+        let mut rows = Vec::new();
+        let ids = place.copy_next(rows_max.min(fitting.max(1)), &mut rows);
+        Copied { table, ids, rows }
+    }
+
+    /// Serves nobody from now on but who copies it, and tells what there is beside rows and tensors. `None`: a batch
+    /// is staged, which the other server would not have.
+    pub fn hand_over(&mut self) -> Option<Head> {
+        if self.stage.is_open() {
+            return None;
+        }
+        self.handed_over = true;
+        Some(Head::of(self))
+    }
+
+    /// Whether another server has taken it over.
+    pub fn is_handed_over(&self) -> bool {
+        self.handed_over
+    }
+
+    /// Whether a request of who copies this life of it is meant for it: `Ok` or `WrongIncarnation`.
+    pub fn admit_copy(&self, incarnation: u64) -> Status {
+        if incarnation == self.incarnation { Status::Ok } else { Status::WrongIncarnation }
+    }
+
+    /// Makes rows what they are at another server.
+    pub fn put_rows(&mut self, copied: &Copied) -> Result<()> {
+        let Copied { table, ids, rows } = copied;
+        let Some(place) = self.tables.get_mut(*table) else {
+            return Err(self.misfit(format!("rows of table number {table}, which there is not")));
+        };
+        let due = ids.len() * (place.shape().width() + place.slots());
+        if rows.len() != due {
+            let name = place.shape().name.clone();
+            return Err(self.misfit(format!("{} floats of rows of {name:?}, {due} due", rows.len())));
+        }
+        self.check_ids(*table, ids)?;
+        self.tables[*table].put_rows(ids, rows);
+        Ok(())
+    }
+
+    /// All rows are put: this partition goes on where the other server's has ended.
+    pub fn take_over(&mut self, head: Head, tensors: Vec<(Vec<f32>, Vec<f32>)>) -> Result<()> {
+        let rows: Vec<u64> = self.tables.iter().map(|table| table.len() as u64).collect();
+        if rows != head.rows || tensors.len() != self.tensors.len() {
+            let due = (&head.rows, self.tensors.len());
+            return Err(self.misfit(format!("{rows:?} rows and {} tensors, {due:?} due", tensors.len())));
+        }
+        for (i, (values, slots)) in tensors.into_iter().enumerate() {
+            if !self.tensors[i].restore(values, slots) {
+                let name = self.tensors[i].shape().name.clone();
+                return Err(self.misfit(format!("tensor {name:?} is of another length")));
+            }
+        }
+        let memory = &mut self.memory;
+        (memory.marks, memory.audit, memory.version) =
+            (Marks::new(head.marks, head.closed), head.audit, head.version);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use elasticdl_spec::{LeaseId, PartitionId, TaskId};
+    use elasticdl_wire::ps::PushHeader;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::partition::{Push, RowGradients};
+    use crate::test_model::{ids_of, model};
+
+    const HERE: PartitionId = PartitionId(2);
+    const LEASE: LeaseId = LeaseId { term: 1, n: 1 };
+
+    fn push(partition: &mut Partition, batch: u64, incarnation: u64, users: &[u64], items: &[u64]) -> Status {
+        let header = PushHeader { task: TaskId::train(0, 3), batch, lease: LEASE, records: 5, factor: 1.0 };
+        let floats = |n: usize| (0..n).map(|i| i as f32 / 7.0 - batch as f32).collect::<Vec<f32>>();
+        let (users_gradients, items_gradients) = (floats(3 * users.len()), floats(2 * items.len()));
+        let tables = [
+            RowGradients { ids: users, gradients: &users_gradients },
+            RowGradients { ids: items, gradients: &items_gradients },
+        ];
+        let gradients: Vec<Vec<f32>> = partition.tensors().iter().map(|t| floats(t.values().len())).collect();
+        let tensors: Vec<&[f32]> = gradients.iter().map(Vec::as_slice).collect();
+        let push = Push { header, incarnation, version: batch, tables: &tables, tensors: &tensors };
+        partition.push(&push).unwrap().status
+    }
+
+    fn tensors(partition: &Partition) -> Vec<(Vec<f32>, Vec<f32>)> {
+        partition.tensors().iter().map(|t| (t.values().to_vec(), t.slots().to_vec())).collect()
+    }
+
+    /// Weights and slots of every row, by table and id.
+    fn rows(partition: &Partition) -> Vec<Vec<(u64, Vec<f32>)>> {
+        let of = |table: &Table| {
+            let (mut weights, mut slots) = (Vec::new(), Vec::new());
+            table.copy_rows(0..table.len(), &mut weights, &mut slots);
+            let width = table.shape().width();
+            let row = |(i, id): (usize, u64)| {
+                let (w, s) = (&weights[i * width..][..width], &slots[i * table.slots()..][..table.slots()]);
+                (id, [w, s].concat())
+            };
+            let mut rows: Vec<_> = table.ids().into_iter().enumerate().map(row).collect();
+            rows.sort_by_key(|(id, _)| *id);
+            rows
+        };
+        partition.tables().iter().map(of).collect()
+    }
+
+    proptest! {
+        /// Goal: whatever is pulled and pushed while a partition is copied, what arrives is what was there when it
+        /// was handed over, and goes on from the same mark.
+        #[test]
+        fn a_copy_made_while_rows_change_is_exact(
+            events in proptest::collection::vec((0..4u8, 0..40usize, 1..12usize), 1..60),
+        ) {
+            let ids = ids_of(HERE, 52);
+            let mut old = Partition::new(model(), HERE, 4);
+            let mut new = Partition::new(model(), HERE, 5);
+            let mut batch = 0;
+            for (users, items) in [(0..9, 3..20), (5..30, 0..4)] {
+                push(&mut old, batch, 4, &ids[users], &ids[items]);
+                batch += 1;
+            }
+            old.begin_copy();
+            for (what, from, count) in events {
+                let some = &ids[from..from + count];
+                match what {
+                    0 => {
+                        push(&mut old, batch, 4, some, &some[..count / 2]);
+                        batch += 1;
+                    }
+                    1 => old.pull(1, some, &mut vec![0.0; 2 * count]).unwrap(),
+                    _ => new.put_rows(&old.copy_next(count, 1000)).unwrap(),
+                }
+            }
+            let head = old.hand_over().unwrap();
+            prop_assert_eq!(push(&mut old, batch, 4, &ids[..1], &[]), Status::WrongIncarnation);
+            while old.unsent() > 0 {
+                new.put_rows(&old.copy_next(7, 1000)).unwrap();
+            }
+            new.take_over(head, tensors(&old)).unwrap();
+            prop_assert_eq!(rows(&new), rows(&old));
+            prop_assert_eq!(tensors(&new), tensors(&old));
+            prop_assert_eq!(new.memory(), old.memory());
+            prop_assert_eq!(push(&mut new, batch - 1, 5, &ids[..1], &[]), Status::Duplicate);
+            prop_assert_eq!(push(&mut new, batch, 5, &ids[..1], &[]), Status::Ok);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_not_taken_over() {
+        let mut old = Partition::new(model(), HERE, 4);
+        let ids = ids_of(HERE, 3);
+        push(&mut old, 0, 4, &ids, &ids);
+        old.begin_copy();
+        let mut new = Partition::new(model(), HERE, 5);
+        let users = old.copy_next(10, 1000);
+        new.put_rows(&users).unwrap();
+        let head = old.hand_over().unwrap();
+        assert!(new.take_over(head.clone(), tensors(&old)).is_err(), "the items are missing");
+        let items = old.copy_next(10, 1000);
+        assert!(new.put_rows(&Copied { table: 0, ..items.clone() }).is_err());
+        assert!(new.put_rows(&Copied { table: 2, ..items.clone() }).is_err());
+        let elsewhere = Copied { ids: ids_of(PartitionId(1), 3), ..items.clone() };
+        assert!(new.put_rows(&elsewhere).is_err());
+        new.put_rows(&items).unwrap();
+        assert!(new.take_over(head.clone(), Vec::new()).is_err());
+        new.take_over(head, tensors(&old)).unwrap();
+    }
+
+    #[test]
+    fn what_is_copied_no_more_costs_nothing() {
+        let mut partition = Partition::new(model(), HERE, 4);
+        let ids = ids_of(HERE, 3);
+        push(&mut partition, 0, 4, &ids, &ids);
+        partition.begin_copy();
+        assert_eq!(partition.unsent(), 6);
+        assert_eq!(partition.copy_next(9, 13).ids.len(), 2, "a row of users is six floats");
+        assert_eq!(partition.copy_next(9, 1).ids.len(), 1, "and one goes in any case");
+        partition.end_copy();
+        push(&mut partition, 1, 4, &ids, &ids);
+        assert_eq!((partition.unsent(), partition.copy_next(9, 1000)), (0, Copied::default()));
+    }
+}

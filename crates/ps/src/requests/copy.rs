@@ -1,0 +1,161 @@
+//! Requests of a server that copies partitions from this one and takes them over, and what it makes of the answers.
+
+use elasticdl_spec::PartitionId;
+use elasticdl_wire as wire;
+use elasticdl_wire::frame::{Frame, Payload};
+use elasticdl_wire::ps::{self, Status, kind};
+
+use super::Requests;
+use crate::checkpoint::Head;
+use crate::error::Result;
+use crate::model::Model;
+use crate::optimizer::{Optimizer, Rule};
+use crate::partition::Partition;
+use crate::partition::copy::Copied;
+use crate::partitions::Partitions;
+
+/// Of one answer at most, whatever is asked for: a partition is locked while they are copied.
+const ROWS_MAX: usize = 1 << 14;
+const FLOATS_MAX: usize = 1 << 20;
+
+/// The partitions that a connection's peer copies.
+#[derive(Debug)]
+pub(super) struct Copies<'p> {
+    partitions: &'p Partitions,
+    under_way: Vec<(PartitionId, u64)>,
+}
+
+impl<'p> Copies<'p> {
+    pub(super) fn new(partitions: &'p Partitions) -> Self {
+        Copies { partitions, under_way: Vec::new() }
+    }
+}
+
+impl Drop for Copies<'_> {
+    /// The peer is done, or gone: what it has taken over is needed here no more, and the rest goes on.
+    fn drop(&mut self) {
+        for (id, incarnation) in self.under_way.drain(..) {
+            let taken = self.partitions.with(id, |partition| {
+                let same = partition.incarnation() == incarnation;
+                if same {
+                    partition.end_copy();
+                }
+                same && partition.is_handed_over()
+            });
+            if taken == Some(true) {
+                self.partitions.let_go(id, incarnation);
+            }
+        }
+    }
+}
+
+impl Requests<'_> {
+    pub(super) fn copy(&mut self, request: &Frame, reply: &mut Frame) -> Result<()> {
+        let mut payload = request.payload();
+        let (id, incarnation, from_start, rows) = ps::take_copy(&mut payload)?;
+        payload.end()?;
+        let words_max = self.limits.words_max;
+        let copied = self.partitions.with(id, |partition| {
+            if partition.admit_copy(incarnation) != Status::Ok {
+                return Err(Status::WrongIncarnation);
+            }
+            if from_start {
+                partition.begin_copy();
+            }
+            let copied = partition.copy_next(rows.min(ROWS_MAX), FLOATS_MAX.min(words_max / 2));
+            Ok((copied, partition.unsent()))
+        });
+        if from_start && !self.copies.under_way.contains(&(id, incarnation)) {
+            self.copies.under_way.push((id, incarnation));
+        }
+        reply.begin(kind::COPIED, request.request());
+        match copied.unwrap_or(Err(Status::NotHere)) {
+            Err(status) => reply.put_all(&[status.word(), 0]),
+            Ok((Copied { table, ids, rows }, unsent)) => {
+                reply.put_all(&[Status::Ok.word(), unsent as u64, table as u64]);
+                ps::put_ids(reply, &ids);
+                reply.put(rows.len() as u64);
+                reply.put_floats(&rows);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn hand_over(&mut self, request: &Frame, reply: &mut Frame) -> Result<()> {
+        let mut payload = request.payload();
+        let (id, incarnation) = ps::take_part(&mut payload)?;
+        payload.end()?;
+        reply.begin(kind::HANDED, request.request());
+        let status = self.partitions.with(id, |partition| {
+            let status = partition.admit_copy(incarnation);
+            if status == Status::Ok {
+                put_handed(reply, partition);
+            }
+            status
+        });
+        match status.unwrap_or(Status::NotHere) {
+            Status::Ok => {}
+            other => reply.put_all(&[other.word(), 0]),
+        }
+        Ok(())
+    }
+}
+
+fn put_handed(reply: &mut Frame, partition: &mut Partition) {
+    let head = partition.hand_over();
+    reply.put_all(&[Status::Ok.word(), u64::from(head.is_some())]);
+    let Some(head) = head else { return };
+    reply.put_bytes(&serde_json::to_vec(&head).expect("a head is JSON"));
+    for tensor in partition.tensors() {
+        reply.put_floats(tensor.values());
+        reply.put_floats(tensor.slots());
+    }
+}
+
+/// Reads an answer to a COPY: some rows, and how many are left. `None`: this life of the partition is not there.
+pub(crate) fn take_copied(mut payload: Payload<'_>, into: &mut Copied) -> wire::Result<Option<u64>> {
+    let (status, left) = (Status::from_word(payload.take()?)?, payload.take()?);
+    if status != Status::Ok {
+        payload.end()?;
+        return Ok(None);
+    }
+    into.table = usize::try_from(payload.take()?).unwrap_or(usize::MAX);
+    into.ids.clear();
+    into.ids.extend_from_slice(ps::take_ids(&mut payload)?);
+    let floats = usize::try_from(payload.take()?).unwrap_or(usize::MAX);
+    into.rows.clear();
+    into.rows.extend_from_slice(payload.take_floats(floats)?);
+    payload.end()?;
+    Ok(Some(left))
+}
+
+/// What became of a request to hand a partition over.
+#[derive(Debug)]
+pub(crate) enum Handed {
+    /// What it has beside its rows: it is served there no more.
+    Yes(Box<Head>, Vec<(Vec<f32>, Vec<f32>)>),
+    /// Not at this moment.
+    NotNow,
+    /// This life of it is not there.
+    NotThere,
+}
+
+/// Reads an answer to a HAND_OVER.
+pub(crate) fn take_handed(mut payload: Payload<'_>, model: &Model, id: PartitionId) -> wire::Result<Handed> {
+    let (status, given) = (Status::from_word(payload.take()?)?, payload.take()?);
+    if status != Status::Ok || given == 0 {
+        payload.end()?;
+        return Ok(if status == Status::Ok { Handed::NotNow } else { Handed::NotThere });
+    }
+    let malformed = |e: serde_json::Error| wire::Error::Malformed(format!("the head of {id}: {e}"));
+    let head: Head = serde_json::from_slice(payload.take_bytes()?).map_err(malformed)?;
+    let optimizer = Optimizer::new(model.optimizer).of_tensors();
+    let mut tensors = Vec::new();
+    for index in model.tensors_of(id).unwrap_or_default() {
+        let floats = model.shape.tensors[*index].len();
+        let values = payload.take_floats(floats)?.to_vec();
+        tensors.push((values, payload.take_floats(optimizer.slots(floats))?.to_vec()));
+    }
+    payload.end()?;
+    Ok(Handed::Yes(Box::new(head), tensors))
+}

@@ -1,0 +1,109 @@
+//! Partitions that the master wants moved to this server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use elasticdl_spec::PartitionId;
+use elasticdl_wire::client::{self, Client};
+use elasticdl_wire::control::{CopiedRequest, Member, Move, copied_reply};
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+use tracing::{info, warn};
+
+use super::{Link, refuse_below, unknown_to_master};
+use crate::error::Result;
+use crate::moving;
+use crate::partition::Partition;
+use crate::partitions::Partitions;
+
+/// Partitions on their way here.
+pub(super) struct Moving {
+    pub(super) command: u64,
+    cancelled: Arc<AtomicBool>,
+    pub(super) work: JoinHandle<Result<Option<Vec<Partition>>>>,
+}
+
+impl Moving {
+    /// Gives up what is under way; nothing of it is served.
+    pub(super) async fn cancel(self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+        if self.work.await.is_err() {
+            warn!("copying partitions has panicked");
+        }
+    }
+}
+
+impl Link {
+    /// Begins to copy partitions from another server.
+    pub(super) fn start_move(&self, command: u64, order: Move, partitions: &Arc<Partitions>) -> Moving {
+        let (client, member) = (self.client.clone(), self.member);
+        let model = Arc::clone(partitions.model());
+        let caller = self.caller.clone();
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&cancelled);
+        let runtime = Handle::current();
+        info!(from = order.from, partitions = order.partitions.len(), "copying partitions");
+        let work = tokio::task::spawn_blocking(move || {
+            let ask = || runtime.block_on(may_take(client.clone(), member, command));
+            let floors: Vec<_> = order.partitions.iter().map(|a| a.floor).collect();
+            let mut fetched = moving::fetch(&to_order(order), &model, &caller, &flag, ask)?;
+            for (partition, floor) in fetched.iter_mut().flatten().zip(floors) {
+                refuse_below(partition, floor);
+            }
+            Ok(fetched)
+        });
+        Moving { command, cancelled, work }
+    }
+
+    /// Copied partitions are served, or the master hears why not.
+    pub(super) async fn fetched(
+        &mut self,
+        command: u64,
+        fetched: Result<Option<Vec<Partition>>>,
+        partitions: &Arc<Partitions>,
+    ) -> Result<()> {
+        match fetched {
+            Ok(None) => {
+                info!("the partitions stay where they are");
+                Ok(())
+            }
+            Ok(Some(fetched)) => {
+                fetched.into_iter().for_each(|partition| partitions.open(partition));
+                self.ready(partitions).await
+            }
+            Err(error) => {
+                warn!(error = %error.chain(), "partitions could not be copied");
+                let member = Some(self.member);
+                let request = CopiedRequest { member, command, error: error.chain() };
+                let call = |mut client: Client, request| async move { client.copied(request).await };
+                match self.persist("Copied", call, request).await {
+                    Ok(_) => Ok(()),
+                    // The next beat will hear the same and join again.
+                    Err(error) if unknown_to_master(&error) => Ok(()),
+                    Err(error) => Err(error),
+                }
+            }
+        }
+    }
+}
+
+fn to_order(order: Move) -> moving::Order {
+    let ids = order.partitions.iter().map(|a| PartitionId(a.partition));
+    moving::Order {
+        partitions: ids.zip(order.incarnations).collect(),
+        next: order.partitions.iter().map(|a| a.incarnation).collect(),
+        from: order.from,
+    }
+}
+
+/// Asks the master whether partitions that are copied are ours now. One that does not answer has not said so.
+async fn may_take(mut client: Client, member: Member, command: u64) -> Result<moving::Word> {
+    let request = CopiedRequest { member: Some(member), command, error: String::new() };
+    let reply = client::answer("Copied", client.copied(request).await)?;
+    Ok(match reply.what {
+        Some(copied_reply::What::Take(true)) => moving::Word::Take,
+        Some(copied_reply::What::WaitMs(ms)) => moving::Word::Wait(Duration::from_millis(ms.into())),
+        _ => moving::Word::Forget,
+    })
+}
