@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use elasticdl_master::checkpoint::Manifest as Committed;
-use elasticdl_ps::checkpoint::{Piece, Reader, Sum};
+use elasticdl_ps::checkpoint::{Piece, Reader};
 use elasticdl_spec::JobSpec;
 use elasticdl_storage::{self as storage, Sink};
 use safetensors::Dtype;
@@ -63,14 +63,9 @@ pub fn command(args: &args::Export) -> anyhow::Result<Exit> {
 /// Exports the checkpoint in a directory.
 pub fn export(dir: &JobDir, job: &JobSpec, checkpoint: &Path, out: &Path) -> anyhow::Result<Exported> {
     let committed = committed(checkpoint)?;
-    let reader = Reader::open(checkpoint)?;
-    let sums: Vec<Sum> =
-        committed.partitions.values().map(|f| Sum { bytes: f.bytes, crc32: f.crc32 }).collect();
-    if sums.len() != reader.heads().len() {
-        let (said, found) = (sums.len(), reader.heads().len());
-        return Err(Fault::user(format!("{}: {found} of {said} partitions", checkpoint.display())).into());
-    }
-    reader.verify(&sums)?;
+    let all = checkpoint.parent().with_context(|| format!("{} is no checkpoint", checkpoint.display()))?;
+    let reader = Reader::open(store::chains(all, &committed))?;
+    reader.verify()?;
     let failed = || format!("writing the model to {}", out.display());
     storage::make_dir(out).with_context(|| format!("making {}", out.display()))?;
     let (weights, sum) = write_weights(&reader, &out.join(WEIGHTS)).with_context(failed)?;

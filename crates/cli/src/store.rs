@@ -4,9 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use elasticdl_master::checkpoint::Manifest;
+use elasticdl_master::checkpoint::{EarlierFile, Manifest};
 use elasticdl_master::ledger::{self, dir_of};
 use elasticdl_master::store;
+use elasticdl_ps::checkpoint::{Layer, Sum};
 
 use crate::fault::Fault;
 
@@ -48,6 +49,18 @@ pub fn newest(dir: &Path, name: &str) -> anyhow::Result<(Manifest, PathBuf)> {
     })?;
     let path = PathBuf::from(store::checkpoint_path(&dir.display().to_string(), manifest.id));
     Ok((manifest, path))
+}
+
+/// The files of every partition of a checkpoint in `dir`, from partition 0 on.
+pub fn chains(dir: &Path, manifest: &Manifest) -> Vec<Vec<Layer>> {
+    let dir = dir.display().to_string();
+    let layer = |file: EarlierFile| Layer {
+        checkpoint: file.checkpoint,
+        dir: PathBuf::from(store::checkpoint_path(&dir, file.checkpoint)),
+        sum: Sum { bytes: file.bytes, crc32: file.crc32 },
+    };
+    let partitions = manifest.partitions.keys();
+    partitions.map(|partition| manifest.chain(*partition).into_iter().map(layer).collect()).collect()
 }
 
 #[cfg(test)]

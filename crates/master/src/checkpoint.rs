@@ -31,10 +31,14 @@ pub struct Manifest {
 }
 
 /// The version of the manifest that this code writes.
-pub const FORMAT: u32 = 2;
+///
+/// 2: every file holds all rows of its partition. 3: it may add to earlier ones.
+pub const FORMAT: u32 = 3;
+/// The oldest version that this code reads.
+pub const FORMAT_OLDEST: u32 = 2;
 
 /// One partition's file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionFile {
     /// Its length.
     pub bytes: u64,
@@ -42,6 +46,43 @@ pub struct PartitionFile {
     pub crc32: u32,
     /// The partition's incarnation when it was cut.
     pub incarnation: u64,
+    /// Its files in earlier checkpoints that this one adds to, the oldest first: of a row the last file that has it
+    /// counts. None: this one holds all rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub earlier: Vec<EarlierFile>,
+}
+
+/// A partition's file in an earlier checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EarlierFile {
+    /// That checkpoint's number.
+    pub checkpoint: u64,
+    /// Its length.
+    pub bytes: u64,
+    /// CRC-32 of the whole file.
+    pub crc32: u32,
+}
+
+impl Manifest {
+    /// How many files a partition is read from, for the one that has the most.
+    pub fn chain_longest(&self) -> u32 {
+        let longest = self.partitions.values().map(|file| file.earlier.len() as u32 + 1).max();
+        longest.unwrap_or(0)
+    }
+
+    /// The files of a partition, the oldest first; none: there is no such partition.
+    pub fn chain(&self, partition: u32) -> Vec<EarlierFile> {
+        let Some(file) = self.partitions.get(&partition) else { return Vec::new() };
+        let last = EarlierFile { checkpoint: self.id, bytes: file.bytes, crc32: file.crc32 };
+        file.earlier.iter().copied().chain([last]).collect()
+    }
+
+    /// All files of earlier checkpoints that this one needs: checkpoint and partition.
+    pub fn needs(&self) -> impl Iterator<Item = (u64, u32)> {
+        let files = self.partitions.iter();
+        files
+            .flat_map(|(partition, file)| file.earlier.iter().map(|earlier| (earlier.checkpoint, *partition)))
+    }
 }
 
 /// What the last call for a written part has led to.
@@ -176,7 +217,7 @@ impl Coordinator {
 mod tests {
     use super::*;
 
-    const FILE: PartitionFile = PartitionFile { bytes: 1, crc32: 2, incarnation: 1 };
+    const FILE: PartitionFile = PartitionFile { bytes: 1, crc32: 2, incarnation: 1, earlier: Vec::new() };
 
     fn at(seconds: u64) -> Duration {
         Duration::from_secs(seconds)

@@ -3,6 +3,7 @@
 //! The servers write partition files into the directory; the manifest is written last and is there as a whole or
 //! not at all, so that a half-written checkpoint is never read.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use elasticdl_spec::Plan;
 use elasticdl_storage as storage;
 
-use crate::checkpoint::{FORMAT, Manifest};
+use crate::checkpoint::{FORMAT, FORMAT_OLDEST, Manifest};
 use crate::error::{Error, Result};
 
 const MANIFEST: &str = "manifest.json";
@@ -49,8 +50,9 @@ fn read(path: &Path) -> Result<Manifest> {
         storage::read(path.join(MANIFEST)).map_err(|e| error(format!("its manifest cannot be read: {e}")))?;
     let manifest: Manifest =
         serde_json::from_slice(&text).map_err(|e| error(format!("its manifest is damaged: {e}")))?;
-    if manifest.format != FORMAT {
-        return Err(error(format!("it has format {}, this program reads {FORMAT}", manifest.format)));
+    if !(FORMAT_OLDEST..=FORMAT).contains(&manifest.format) {
+        let found = manifest.format;
+        return Err(error(format!("it has format {found}, this program reads {FORMAT_OLDEST} to {FORMAT}")));
     }
     Ok(manifest)
 }
@@ -165,20 +167,40 @@ pub fn commit(dir: &Path, manifest: &Manifest) -> io::Result<()> {
 }
 
 /// Removes what is older than the `keep` newest complete checkpoints up to `committed`, the one that the
-/// ledger goes by, and what was left unfinished before it.
+/// ledger goes by, and what was left unfinished before it. Files that a kept one adds to stay.
 pub fn prune(dir: &Path, committed: u64, keep: u32) -> Result<()> {
     assert!(keep >= 1, "the committed checkpoint is kept");
-    let mut complete = 0;
-    for (_, path) in checkpoints(dir)?.into_iter().rev().filter(|(id, _)| *id <= committed) {
-        let whole = is_complete(&path)?;
-        complete += u32::from(whole);
-        if !whole || complete > keep {
-            // The manifest first: what is left of it must not look like a checkpoint.
-            let removed = storage::remove(path.join(MANIFEST)).and_then(|()| storage::remove_all(&path));
-            removed.map_err(|e| Error::io(format!("removing {}", path.display()), e))?;
+    let (mut kept, mut needed) = (0, BTreeSet::new());
+    for (id, path) in checkpoints(dir)?.into_iter().rev().filter(|(id, _)| *id <= committed) {
+        if kept < keep && is_complete(&path)? {
+            kept += 1;
+            needed.extend(read(&path)?.needs());
+            continue;
         }
+        let needed =
+            needed.iter().filter(|(checkpoint, _)| *checkpoint == id).map(|(_, partition)| *partition);
+        remove_but(&path, &needed.collect())
+            .map_err(|e| Error::io(format!("removing {}", path.display()), e))?;
     }
     Ok(())
+}
+
+/// Makes a directory no checkpoint any more, and removes the files in it but those of some partitions.
+fn remove_but(path: &Path, partitions: &BTreeSet<u32>) -> io::Result<()> {
+    // The manifest first: what is left of it must not look like a checkpoint.
+    storage::remove(path.join(MANIFEST))?;
+    if partitions.is_empty() {
+        return storage::remove_all(path);
+    }
+    let names = storage::list(path)?.into_iter();
+    let stays = |name: &String| partition_of(name).is_some_and(|partition| partitions.contains(&partition));
+    let gone: Vec<PathBuf> = names.filter(|name| !stays(name)).map(|name| path.join(name)).collect();
+    storage::remove_each(&gone)
+}
+
+/// The partition whose file has this name.
+fn partition_of(name: &str) -> Option<u32> {
+    name.strip_prefix("partition-")?.strip_suffix(".arrow")?.parse().ok()
 }
 
 fn is_complete(path: &Path) -> Result<bool> {
@@ -201,6 +223,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::checkpoint::{EarlierFile, PartitionFile};
     use crate::tasks::Done;
     use elasticdl_spec::{ModelShape, OptimizerSpec};
 
@@ -218,7 +241,7 @@ mod tests {
     }
 
     fn begin(dir: &Path, id: u64) {
-        fs::create_dir_all(checkpoint_path(&dir.display().to_string(), id)).unwrap();
+        storage::make_dir(checkpoint_path(&dir.display().to_string(), id)).unwrap();
     }
 
     fn ids(dir: &Path) -> Vec<u64> {
@@ -251,6 +274,96 @@ mod tests {
         assert_eq!(ids(dir.path()), [2, 4, 5, 6], "the ledger does not go by 5 yet, and 6 is being written");
         prune(dir.path(), 5, 2).unwrap();
         assert_eq!(ids(dir.path()), [4, 5, 6]);
+    }
+
+    /// A checkpoint of two partitions with their files; those of each add to what is said.
+    fn write(dir: &Path, id: u64, earlier: [&[u64]; 2]) {
+        begin(dir, id);
+        let path = PathBuf::from(checkpoint_path(&dir.display().to_string(), id));
+        let mut manifest = manifest(id);
+        for (partition, earlier) in (0..).zip(earlier) {
+            storage::replace(path.join(format!("partition-{partition:03}.arrow")), b"rows").unwrap();
+            let earlier = earlier.iter().map(|id| EarlierFile { checkpoint: *id, bytes: 4, crc32: 1 });
+            let file = PartitionFile { bytes: 4, crc32: 1, incarnation: 1, earlier: earlier.collect() };
+            manifest.partitions.insert(partition, file);
+        }
+        commit(dir, &manifest).unwrap();
+    }
+
+    /// All files of all checkpoints, without manifests.
+    fn files(dir: &Path) -> Vec<(u64, u32)> {
+        let of = |(id, path): (u64, PathBuf)| {
+            let mut names = storage::list(path).unwrap();
+            names.sort_unstable();
+            names.into_iter().filter_map(move |name| Some((id, partition_of(&name)?))).collect::<Vec<_>>()
+        };
+        checkpoints(dir).unwrap().into_iter().flat_map(of).collect()
+    }
+
+    #[test]
+    fn files_that_a_kept_checkpoint_adds_to_stay_and_no_others() {
+        let dir = tempfile::tempdir().unwrap();
+        keeps_what_is_needed(dir.path());
+        match std::env::var_os("ELASTICDL_TEST_S3") {
+            None => eprintln!("skipped in object storage: ELASTICDL_TEST_S3 names no bucket"),
+            Some(base) => {
+                keeps_what_is_needed(&Path::new(&base).join("store").join(dir.path().file_name().unwrap()))
+            }
+        }
+    }
+
+    fn keeps_what_is_needed(dir: &Path) {
+        write(dir, 1, [&[], &[]]);
+        write(dir, 2, [&[1], &[1]]);
+        write(dir, 3, [&[1, 2], &[]]);
+        prune(dir, 3, 1).unwrap();
+        assert_eq!(files(dir), [(1, 0), (2, 0), (3, 0), (3, 1)]);
+        assert_eq!(newest(dir).unwrap().unwrap().id, 3);
+        assert!(load(dir, 2).is_err(), "what lacks a file is no checkpoint any more");
+        prune(dir, 3, 1).unwrap();
+        assert_eq!(files(dir).len(), 4, "once more changes nothing");
+        // An unfinished one, and then one that adds to neither of its files.
+        begin(dir, 4);
+        write(dir, 5, [&[1, 2, 3], &[3]]);
+        prune(dir, 5, 1).unwrap();
+        assert_eq!(files(dir), [(1, 0), (2, 0), (3, 0), (3, 1), (5, 0), (5, 1)]);
+        assert_eq!(ids(dir), [1, 2, 3, 5]);
+        write(dir, 6, [&[], &[3, 5]]);
+        prune(dir, 6, 1).unwrap();
+        assert_eq!(files(dir), [(3, 1), (5, 1), (6, 0), (6, 1)]);
+        write(dir, 7, [&[], &[]]);
+        prune(dir, 7, 2).unwrap();
+        assert_eq!(files(dir), [(3, 1), (5, 1), (6, 0), (6, 1), (7, 0), (7, 1)], "two are kept");
+        write(dir, 8, [&[7], &[7]]);
+        prune(dir, 8, 2).unwrap();
+        assert_eq!(files(dir), [(7, 0), (7, 1), (8, 0), (8, 1)]);
+    }
+
+    /// Goal: where it cannot be known which files a kept checkpoint needs, none goes.
+    #[test]
+    fn nothing_is_removed_below_a_manifest_that_cannot_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        write(dir, 1, [&[], &[]]);
+        write(dir, 2, [&[1], &[1]]);
+        fs::write(dir.join("checkpoint-000002/manifest.json"), "{").unwrap();
+        assert!(prune(dir, 2, 1).is_err());
+        assert_eq!(files(dir).len(), 4);
+    }
+
+    #[test]
+    fn a_manifest_of_the_format_before_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), 1, [&[], &[]]);
+        let path = dir.path().join("checkpoint-000001/manifest.json");
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(!text.contains("earlier"), "{text}");
+        fs::write(&path, text.replace("\"format\": 3", "\"format\": 2")).unwrap();
+        let manifest = load(dir.path(), 1).unwrap();
+        assert_eq!((manifest.format, manifest.chain(1).len(), manifest.chain(2).len()), (2, 1, 0));
+        fs::write(&path, text.replace("\"format\": 3", "\"format\": 4")).unwrap();
+        let error = load(dir.path(), 1).unwrap_err().to_string();
+        assert!(error.ends_with("it has format 4, this program reads 2 to 3"), "{error}");
     }
 
     #[test]

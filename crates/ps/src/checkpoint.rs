@@ -9,17 +9,27 @@
 //! | `weights` | `list<float>` | the row's weights; a piece of the tensor's values |
 //! | `slots` | `list<float>` | the optimizer's slots of the row; a piece of the tensor's slots |
 //!
-//! A tensor comes in pieces numbered from 0: all `weights` in this order are its values, row-major, all
-//! `slots` its slots. What the slots mean is in `optimizer/`. The schema's metadata has one key,
+//! Rows come in no certain order. A tensor comes in pieces numbered from 0: all `weights` in this order are its values,
+//! row-major, all `slots` its slots. What the slots mean is in `optimizer/`. The schema's metadata has one key,
 //! `elasticdl`, with a JSON document, [`Head`]: what the file belongs to, which batches are in it
 //! (marks, closed tasks), and the audit's counts.
+//!
+//! A file is *whole*, or *adds to* that of an earlier checkpoint ([`Head::base`]): it then holds the rows that were born
+//! or changed since. Such files make a chain that begins with a whole one ([`Layer`]). Of a row the last file of the chain
+//! that has it counts. Tensors, and all that the head says, are those of the last file, which has them all.
+//!
+//! All of a file is of one moment between two pushes. At that moment ([`Cut::begin`]) the head and the tensors are
+//! copied, and every row that belongs into the file gets a bit; then rows are taken away, some thousand at a time. A push
+//! that comes before has the row copied first (`table/changes.rs`). So the partition's lock is never held for long, and
+//! little more memory is taken than that of one batch of rows.
 //!
 //! A file exists under its name only when it is whole and on disk; what counts is the length and the
 //! CRC-32 that the writer told the master. Which checkpoints are committed is the master's business.
 
+mod cut;
 mod read;
+mod restore;
 mod rows;
-mod snapshot;
 mod write;
 
 use std::collections::BTreeMap;
@@ -32,13 +42,17 @@ use crate::audit::Audit;
 use crate::closed::Closed;
 use crate::marks::Open;
 
-pub use read::{Contents, decode, decode_contents, read_head, restore, verify};
+pub use crate::table::{Order, Rows};
+pub use cut::Cut;
+pub use read::{Contents, decode_contents, read_head, verify};
+pub use restore::{decode, restore};
 pub use rows::{Piece, Reader};
-pub use snapshot::Snapshot;
-pub use write::{encode, sync, write};
+pub use write::{Encoder, encode, sync, write, write_now};
 
 /// The version of the format that is written. Older ones stay readable; newer ones are refused.
-pub const FORMAT: u32 = 1;
+///
+/// 1: every file is whole. 2: a file may add to another one.
+pub const FORMAT: u32 = 2;
 /// The key of the schema's metadata that holds the [`Head`].
 const HEAD_KEY: &str = "elasticdl";
 const COLUMNS: [&str; 4] = ["table", "id", "weights", "slots"];
@@ -48,6 +62,12 @@ const COLUMNS: [&str; 4] = ["table", "id", "weights", "slots"];
 pub struct Head {
     /// [`FORMAT`] when it was written.
     pub format: u32,
+    /// The checkpoint's number; 0 in files of format 1.
+    #[serde(default)]
+    pub checkpoint: u64,
+    /// The checkpoint whose file this one adds to; `None`: it is whole.
+    #[serde(default)]
+    pub base: Option<u64>,
     /// The job's name.
     pub job: String,
     /// The job's seed.
@@ -66,12 +86,34 @@ pub struct Head {
     pub version: u64,
     /// Rows in this file by table, in the order of the shape.
     pub rows: Vec<u64>,
+    /// Rows of the partition by table, in the order of the shape: those of a file that is whole. Empty in files of
+    /// format 1, which are.
+    #[serde(default)]
+    pub rows_of_all: Vec<u64>,
     /// Open tasks with their marks and leases.
     pub marks: BTreeMap<TaskId, Open>,
     /// Tasks of which nothing can change any more.
     pub closed: Closed,
     /// What was applied, counted where rows changed.
     pub audit: Audit,
+}
+
+impl Head {
+    /// How many rows the partition has of each table, those that this file adds to included.
+    pub fn partition_rows(&self) -> &[u64] {
+        if self.format == 1 { &self.rows } else { &self.rows_of_all }
+    }
+}
+
+/// One file of a chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layer {
+    /// The checkpoint that it was written for.
+    pub checkpoint: u64,
+    /// That checkpoint's directory.
+    pub dir: PathBuf,
+    /// What the file is.
+    pub sum: Sum,
 }
 
 /// Length and checksum of a file: what tells it from a damaged one.

@@ -93,6 +93,12 @@ pub enum Error {
         /// The partition.
         partition: PartitionId,
     },
+    /// A partition is not here any more, or in another life, while its checkpoint is being written.
+    #[error("{partition} was let go of, or has begun another life, while its checkpoint was written")]
+    CutLost {
+        /// The partition.
+        partition: PartitionId,
+    },
     /// A thread of the server panicked.
     #[error("{0} panicked")]
     Panicked(&'static str),
@@ -129,7 +135,7 @@ impl Error {
             | Error::Torn { .. }
             | Error::Panicked(_) => Kind::Bug,
             Error::Wire(e) => e.kind(),
-            Error::Orphaned { .. } => Kind::Retry,
+            Error::Orphaned { .. } | Error::CutLost { .. } => Kind::Retry,
         }
     }
 

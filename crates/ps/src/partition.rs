@@ -5,6 +5,7 @@
 //! before the first row changes, and rows, mark, version and audit change in one place.
 
 pub mod copy;
+mod cut;
 mod stage;
 
 use std::sync::Arc;
@@ -46,6 +47,8 @@ pub struct Partition {
     handed_over: bool,
     /// How many floats were read or changed in this life of it.
     load: u64,
+    /// The checkpoint whose rows are being taken away.
+    cutting: Option<u64>,
 }
 
 /// What a partition remembers besides rows and tensors.
@@ -106,6 +109,7 @@ impl Partition {
             staleness: Staleness::default(),
             handed_over: false,
             load: 0,
+            cutting: None,
             optimizer,
             optimizer_of_tensors,
             model,

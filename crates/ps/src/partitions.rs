@@ -3,16 +3,16 @@
 //! Only one of these locks is held at a time, and none while anything is read, written or waited for, so
 //! that a slow disk or a stopped worker holds up nobody.
 
+mod checkpoint;
+
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use elasticdl_spec::{PartitionId, TaskId};
-use elasticdl_wire::failpoint;
 use serde::Serialize;
 
-use crate::checkpoint::{self, Snapshot, Sum};
+use crate::checkpoint::Sum;
 use crate::closed::Closed;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -59,6 +59,8 @@ pub struct Written {
     pub partition: PartitionId,
     /// Which life of it was cut.
     pub incarnation: u64,
+    /// The checkpoint whose file it adds to; `None`: it is whole.
+    pub base: Option<u64>,
     /// Length and checksum.
     pub sum: Sum,
     /// Open tasks with their marks, as the file has them.
@@ -147,25 +149,6 @@ impl Partitions {
         Ok(gauges)
     }
 
-    /// Writes every partition into `dir`, one after the other: each is copied under its lock and written
-    /// without it, so that one copy at a time takes memory.
-    pub fn write_checkpoint(&self, dir: &Path) -> Result<Vec<Written>> {
-        let mut written = Vec::new();
-        for partition in self.ids() {
-            let snapshot = self.with(partition, |p| Snapshot::take(p)).ok_or(Error::Torn { partition })?;
-            if failpoint::reached("ps.cut") {
-                let broken = std::io::Error::other("a failpoint says so");
-                return Err(Error::io(format!("writing the checkpoint of {partition}"), broken));
-            }
-            let incarnation = snapshot.head().incarnation;
-            let marks = snapshot.head().marks.iter().map(|(task, open)| (*task, open.mark)).collect();
-            let sum = checkpoint::write(snapshot, dir)?;
-            written.push(Written { partition, incarnation, sum, marks });
-        }
-        checkpoint::sync(dir)?;
-        Ok(written)
-    }
-
     pub(crate) fn count_pull(&self) {
         self.pulls.fetch_add(1, Ordering::Relaxed);
     }
@@ -203,7 +186,11 @@ fn sizes(partition: &mut Partition) -> Gauges {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::Order;
     use crate::test_model::{self, model};
+    use std::path::Path;
+
+    const ORDER: Order = Order { checkpoint: 1, base: None, is_basis: false };
 
     #[test]
     fn a_panic_in_the_middle_of_a_push_takes_the_partition_out_of_service() {
@@ -218,7 +205,7 @@ mod tests {
         assert_eq!(partitions.with(PartitionId(0), |p| p.version()), Some(0));
         let error = partitions.gauges().unwrap_err();
         assert!(matches!(error, Error::Torn { partition: PartitionId(1) }), "{error}");
-        assert!(partitions.write_checkpoint(Path::new("/nowhere")).is_err());
+        assert!(partitions.write_checkpoint(Path::new("/nowhere"), ORDER).is_err());
     }
 
     #[test]
@@ -233,7 +220,7 @@ mod tests {
         let mut covered = Closed::default();
         covered.insert(2, 1);
         partitions.close(&covered);
-        let written = partitions.write_checkpoint(dir.path()).unwrap();
+        let written = partitions.write_checkpoint(dir.path(), ORDER).unwrap();
         assert_eq!(written.len(), 1);
         assert_eq!((written[0].partition, written[0].incarnation), (PartitionId(1), 4));
         assert_eq!(written[0].marks, [(TaskId::train(2, 0), 0), (TaskId::train(2, 2), 0)]);

@@ -29,7 +29,7 @@ use tokio::task::{JoinError, JoinHandle};
 use tonic::{Code, Response, Status};
 use tracing::{info, warn};
 
-use crate::checkpoint::{self, Sum};
+use crate::checkpoint::{self, Layer, Order, Sum};
 use crate::closed::Closed;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -184,7 +184,9 @@ fn write(partitions: &Partitions, order: &WriteCheckpoint) -> Result<Vec<Written
         let covered: Closed = serde_json::from_str(&order.covered).map_err(Error::Covered)?;
         partitions.close(&covered);
     }
-    let written = partitions.write_checkpoint(Path::new(&order.dir))?;
+    let base = (order.base != 0).then_some(order.base);
+    let cut = Order { checkpoint: order.checkpoint, base, is_basis: order.is_basis };
+    let written = partitions.write_checkpoint(Path::new(&order.dir), cut)?;
     if failpoint::reached("ps.durable") {
         let broken = std::io::Error::other("a failpoint says so");
         return Err(Error::io("telling the master of a checkpoint", broken));
@@ -377,12 +379,15 @@ fn open(partitions: &Partitions, joined: &Joined) -> Result<()> {
 }
 
 fn opened(model: &Arc<Model>, assignment: &Assignment, restore_from: Option<&Path>) -> Result<Partition> {
-    let &Assignment { partition, incarnation, bytes, crc32, floor } = assignment;
+    let &Assignment { partition, incarnation, checkpoint, is_basis, floor, .. } = assignment;
     let id = PartitionId(partition);
     let mut opened = match restore_from {
         None => Partition::new(Arc::clone(model), id, incarnation),
-        Some(dir) => checkpoint::restore(model, dir, id, incarnation, Sum { bytes, crc32 })?,
+        Some(dir) => checkpoint::restore(model, id, incarnation, &chain(assignment, dir))?,
     };
+    if restore_from.is_some() && is_basis {
+        opened.is_as_in(checkpoint);
+    }
     refuse_below(&mut opened, floor);
     Ok(opened)
 }
@@ -393,8 +398,19 @@ fn refuse_below(partition: &mut Partition, floor: Option<LeaseNumber>) {
     }
 }
 
+/// The files of a partition, the last of which is in `dir`.
+fn chain(assignment: &Assignment, dir: &Path) -> Vec<Layer> {
+    let &Assignment { checkpoint, bytes, crc32, ref earlier, .. } = assignment;
+    let earlier = earlier.iter().map(|file| Layer {
+        checkpoint: file.checkpoint,
+        dir: PathBuf::from(&file.dir),
+        sum: Sum { bytes: file.bytes, crc32: file.crc32 },
+    });
+    earlier.chain([Layer { checkpoint, dir: dir.into(), sum: Sum { bytes, crc32 } }]).collect()
+}
+
 fn to_file(written: Written) -> File {
-    let Written { partition, incarnation, sum, marks } = written;
+    let Written { partition, incarnation, base, sum, marks } = written;
     let mark = |(task, mark): (TaskId, u64)| Mark { epoch: task.epoch, shard: task.shard, mark };
     File {
         partition: partition.0,
@@ -402,6 +418,7 @@ fn to_file(written: Written) -> File {
         bytes: sum.bytes,
         crc32: sum.crc32,
         marks: marks.into_iter().map(mark).collect(),
+        base: base.unwrap_or_default(),
     }
 }
 

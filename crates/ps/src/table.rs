@@ -5,6 +5,8 @@
 //! from (job seed, table, id) alone, whoever asks first and in whatever order. No lock, no IO: the
 //! partition's owner sees to it that one caller at a time is here.
 
+mod changes;
+mod ids;
 mod index;
 mod pages;
 pub mod prefetch;
@@ -18,6 +20,10 @@ use elasticdl_spec::{TableShape, TableSpec};
 use pulp::{Arch, NullaryFnOnce};
 
 use crate::optimizer::{Optimizer, Rule, with_rule};
+pub(crate) use changes::Bits;
+use changes::Changes;
+pub use changes::{Order, Rows};
+pub(crate) use ids::Ids;
 use index::Index;
 pub use pages::Pages;
 use slabs::Slabs;
@@ -47,6 +53,7 @@ pub struct Table {
     rows: Slabs,
     /// Set while another server copies the table.
     unsent: Option<Unsent>,
+    changes: Changes,
 }
 
 impl Table {
@@ -62,6 +69,7 @@ impl Table {
             index: Index::new(),
             rows: Slabs::new(width + slots_born.len()),
             unsent: None,
+            changes: Changes::default(),
             slots_born,
             shape,
         }
@@ -187,17 +195,23 @@ impl Table {
         self.visit(ids, floats, Replacing { floats, rows });
     }
 
-    /// Adds a row as a checkpoint holds it. `false`: the id is there already; nothing changed.
+    /// Makes room for the rows of a checkpoint, in a table that has none.
+    pub(crate) fn make_room(&mut self, rows: usize) {
+        assert!(self.is_empty(), "only an empty table is made ready");
+        self.index = Index::with_room(rows);
+    }
+
+    /// Puts a row in place as a checkpoint holds it. `false`: the id was there already, and its row is now this one.
     pub fn restore(&mut self, id: u64, weights: &[f32], slots: &[f32]) -> bool {
         let fresh = self.rows.len();
-        if self.index.find_or_insert(index::hash(id), id, fresh) != fresh {
-            return false;
+        let number = self.index.find_or_insert(index::hash(id), id, fresh);
+        if number == fresh {
+            self.rows.append();
         }
-        let number = self.rows.append();
         let (w, s) = self.rows.row_mut(number).split_at_mut(self.width);
         w.copy_from_slice(weights);
         s.copy_from_slice(slots);
-        true
+        number == fresh
     }
 
     /// The ids of all rows, in the order of their birth.
@@ -218,6 +232,37 @@ impl Table {
             weights.extend_from_slice(w);
             slots.extend_from_slice(s);
         }
+    }
+
+    /// The checkpoint that the table was restored from has all rows as they are now.
+    pub(crate) fn is_as_in(&mut self, checkpoint: u64) {
+        self.changes.begin_from(checkpoint, self.len());
+    }
+
+    /// All rows.
+    pub(crate) fn all(&self) -> Bits {
+        Bits::from(0, self.len())
+    }
+
+    /// The rows that an earlier checkpoint does not have as they are now. `None`: it is not known which those are.
+    pub(crate) fn changed_since(&self, checkpoint: u64) -> Option<Bits> {
+        self.changes.since(checkpoint, self.len())
+    }
+
+    /// Cuts the table: [`Table::take`] gives the rows that are `due` as they are now, whatever is pushed meanwhile.
+    pub(crate) fn cut(&mut self, order: Order, due: Bits) {
+        self.changes.cut(order, self.len(), due);
+    }
+
+    /// Appends the next rows of a cut to `out`, about as many as can be copied in a millisecond; none where many wait
+    /// that need no copy once `out` is empty. `false`: there are no more.
+    pub fn take(&mut self, checkpoint: u64, out: &mut Rows) -> bool {
+        self.changes.take(checkpoint, &self.index, &self.rows, self.width, out)
+    }
+
+    /// The checkpoint of a cut will not be there.
+    pub(crate) fn abandon(&mut self, checkpoint: u64) {
+        self.changes.abandon(checkpoint);
     }
 
     /// Finds the row of each id, bears the unknown ones, and has all worked on in order. Of each the first `floats` are
@@ -325,6 +370,9 @@ impl<W: Work> NullaryFnOnce for Visit<'_, W> {
         for (ids, from) in ids.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
             let unknown = table.look_up(ids, &mut numbers);
             unknown.ones().for_each(|place| numbers[place] = table.find_or_bear::<W>(ids[place]));
+            if W::CHANGES {
+                table.changes.before(ids, &numbers[..ids.len()], &table.rows, table.width);
+            }
             if W::CHANGES && table.unsent.is_some() {
                 table.about_to_change(ids, &numbers);
             }

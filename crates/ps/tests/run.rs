@@ -274,6 +274,18 @@ async fn push_one(address: &str, incarnation: u64) -> ps::Answer {
     ps::take_answers(frame.payload()).unwrap()[0]
 }
 
+/// Bears a thousand rows in partition 0, that of [`push_one`] among them.
+async fn bear_some(address: &str, incarnation: u64) {
+    let ids: Vec<u64> =
+        (0..).filter(|id| partition_of_row(*id, PARTITIONS) == PartitionId(0)).take(1000).collect();
+    exchange(address, move |frame| {
+        ps::begin_pull(frame, 1, PullMode { births: true, tensors: false }, 1);
+        ps::put_part(frame, PartitionId(0), incarnation);
+        ps::put_ids(frame, &ids);
+    })
+    .await;
+}
+
 /// The weight that [`push_one`] has changed.
 async fn pull_one(address: &str, incarnation: u64) -> f32 {
     let frame = exchange(address, move |frame| {
@@ -289,14 +301,14 @@ async fn pull_one(address: &str, incarnation: u64) -> f32 {
 
 fn order_checkpoint(master: &Scripted, command: u64, dir: &Path, covered: &str) {
     let (dir, covered) = (dir.display().to_string(), covered.into());
-    let order = WriteCheckpoint { checkpoint: command, dir, covered };
+    let order = WriteCheckpoint { checkpoint: command, dir, covered, ..WriteCheckpoint::default() };
     master.edit(|s| s.orders.insert(command, What::WriteCheckpoint(order)));
 }
 
 /// A file as the partition's next life is to find it.
-fn in_next_life(file: &File) -> Assignment {
+fn in_next_life(checkpoint: u64, file: &File) -> Assignment {
     let &File { partition, incarnation, bytes, crc32, .. } = file;
-    Assignment { partition, incarnation: incarnation + 1, bytes, crc32, floor: None }
+    Assignment { partition, incarnation: incarnation + 1, checkpoint, bytes, crc32, ..Assignment::default() }
 }
 
 async fn written(master: &Scripted, checkpoint: u64) -> CheckpointWrittenRequest {
@@ -344,7 +356,7 @@ async fn a_server_joins_serves_writes_leaves_and_the_next_one_goes_on_from_there
         s.orders.clear();
         s.readies.clear();
         s.restore_from = dir.path().display().to_string();
-        s.assignments = files.files.iter().map(in_next_life).collect();
+        s.assignments = files.files.iter().map(|file| in_next_life(5, file)).collect();
     });
     let second = start_server(life.address, SECRET);
     let ready = master.until("ready", |s| s.readies.first().cloned()).await;
@@ -355,6 +367,65 @@ async fn a_server_joins_serves_writes_leaves_and_the_next_one_goes_on_from_there
     let again = push_one(&address, 2).await;
     assert_eq!((again.status, again.mark), (ps::Status::Duplicate, 1), "marks are restored too");
     master.edit(|s| s.orders.insert(7, What::Leave(true)));
+    ended(second).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_checkpoint_adds_to_the_committed_one_and_the_next_server_reads_both() {
+    let dir = tempfile::tempdir().unwrap();
+    let master = Scripted::new("20s");
+    let life = master.start(local());
+    let first = start_server(life.address, SECRET);
+    let address = master.until("a beat", |s| s.beats.first().map(|_| s.joins[0].address.clone())).await;
+    bear_some(&address, 1).await;
+    let mut files = Vec::new();
+    for (checkpoint, base) in [(1, 0), (2, 1), (3, 2)] {
+        let at = dir.path().join(checkpoint.to_string());
+        std::fs::create_dir(&at).unwrap();
+        if checkpoint == 2 {
+            push_one(&address, 1).await;
+        }
+        let order = WriteCheckpoint {
+            checkpoint,
+            dir: at.display().to_string(),
+            base,
+            is_basis: true,
+            ..WriteCheckpoint::default()
+        };
+        master.edit(|s| s.orders.insert(checkpoint, What::WriteCheckpoint(order)));
+        files.push(written(&master, checkpoint).await.files);
+    }
+    let trained = pull_one(&address, 1).await;
+    let bases: Vec<u64> = files.iter().map(|files| files[0].base).collect();
+    assert_eq!(bases, [0, 1, 2]);
+    assert!(files[1][0].bytes < files[0][0].bytes, "{files:?}");
+    master.edit(|s| s.orders.insert(4, What::Leave(true)));
+    ended(first).await.unwrap();
+
+    let earlier = |partition: usize, checkpoint: u64| {
+        let File { bytes, crc32, .. } = files[checkpoint as usize - 1][partition];
+        let dir = dir.path().join(checkpoint.to_string()).display().to_string();
+        EarlierFile { checkpoint, dir, bytes, crc32 }
+    };
+    let assignment = |partition: usize| {
+        let chain = match files[2][partition].base {
+            0 => Vec::new(),
+            _ => vec![earlier(partition, 1), earlier(partition, 2)],
+        };
+        Assignment { earlier: chain, is_basis: true, ..in_next_life(3, &files[2][partition]) }
+    };
+    master.edit(|s| {
+        s.orders.clear();
+        s.readies.clear();
+        s.restore_from = dir.path().join("3").display().to_string();
+        s.assignments = vec![assignment(0), assignment(1)];
+    });
+    let second = start_server(life.address, SECRET);
+    let ready = master.until("ready", |s| s.readies.first().cloned()).await;
+    assert_eq!((ready.error.as_str(), ready.partitions[0].incarnation), ("", 2));
+    let address = master.edit(|s| s.joins[1].address.clone());
+    assert_eq!(pull_one(&address, 2).await, trained);
+    master.edit(|s| s.orders.insert(5, What::Leave(true)));
     ended(second).await.unwrap();
 }
 

@@ -7,6 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use elasticdl_ps::checkpoint::{Layer, Order};
 use elasticdl_ps::server::{Options, Server};
 use elasticdl_ps::{Model, Partition, Partitions};
 use elasticdl_spec::placement::partition_of_row;
@@ -430,9 +431,11 @@ fn a_checkpoint_while_workers_push_is_cut_between_two_pushes() {
             }
         });
         while !pushing.is_finished() {
-            let written = partitions.write_checkpoint(dir.path()).unwrap();
+            let order = Order { checkpoint: 1, base: None, is_basis: false };
+            let written = partitions.write_checkpoint(dir.path(), order).unwrap();
             let sum = written.iter().find(|w| w.partition == part.0).unwrap().sum;
-            let cut = elasticdl_ps::checkpoint::restore(&model(), dir.path(), part.0, 2, sum).unwrap();
+            let chain = [Layer { checkpoint: 1, dir: dir.path().into(), sum }];
+            let cut = elasticdl_ps::checkpoint::restore(&model(), part.0, 2, &chain).unwrap();
             let applied = cut.version() as f32;
             let mut rows = vec![0.0; ids.len() * WIDTH];
             cut.read(0, ids, &mut rows);

@@ -1,7 +1,7 @@
 //! The virtual disk: the ledger's files, checkpoints and the claimed term. What was written and not synced
 //! may be lost or torn by a crash.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use elasticdl_master::checkpoint::Manifest;
@@ -155,17 +155,22 @@ impl Disk {
         true
     }
 
-    /// Removes what is older than the newest complete ones up to `committed`, as the master's store does.
-    pub fn prune(&mut self, committed: u64, keep: u32) {
-        let mut complete = 0;
-        let mut gone = Vec::new();
-        for (id, dir) in self.checkpoints.range(..=committed).rev() {
-            complete += u32::from(dir.manifest.is_some());
-            if dir.manifest.is_none() || complete > keep {
-                gone.push(*id);
+    /// Removes what is older than the newest complete ones up to `committed` and not needed by them, as the master's
+    /// store does. Returns how many files of older ones stay.
+    pub fn prune(&mut self, committed: u64, keep: u32) -> usize {
+        let (mut kept, mut needed) = (0, BTreeSet::new());
+        for (id, dir) in self.checkpoints.range_mut(..=committed).rev() {
+            if let Some(manifest) = dir.manifest().ok().filter(|_| kept < keep) {
+                kept += 1;
+                needed.extend(manifest.needs());
+                continue;
             }
+            dir.manifest = None;
+            dir.files.retain(|partition, _| needed.contains(&(*id, *partition)));
         }
-        gone.iter().for_each(|id| drop(self.checkpoints.remove(id)));
+        self.checkpoints.retain(|id, dir| *id > committed || dir.manifest.is_some() || !dir.files.is_empty());
+        let older = self.checkpoints.range(..=committed).filter(|(_, dir)| dir.manifest.is_none());
+        older.map(|(_, dir)| dir.files.len()).sum()
     }
 
     /// The newest checkpoint with a manifest, known to the ledger or not.

@@ -389,7 +389,11 @@ impl World {
                 let time = self.disk_time() * 2;
                 self.queue.plan(self.now + time, Action::Manifest { master, manifest });
             }
-            Effect::Prune(id) => self.disk.prune(id, self.scenario.plan.job.checkpoint.keep),
+            Effect::Prune(id) => {
+                if self.disk.prune(id, self.scenario.plan.job.checkpoint.keep) > 0 {
+                    self.branches.count(Branch::FileKept);
+                }
+            }
             Effect::Export(_) => unreachable!("nothing is exported"),
             Effect::Emit("progress", _) => {}
             Effect::Emit(event, facts) => {

@@ -170,6 +170,7 @@ impl Scenario {
         let often = [0.3, 1.0, 3.0][rng.below(3) as usize];
         job.checkpoint.every = (rng.below(8) > 0).then(|| seconds(&mut rng, 0.1, often));
         job.checkpoint.keep = 1 + rng.below(3) as u32;
+        job.checkpoint.full_every = draw_full_every(seed);
         let compute = draw_compute(&mut rng, &job, workers, &shards);
         job.limits.lease = seconds(&mut rng, 0.5, 3.0) + 3 * compute;
         job.limits.silence = seconds(&mut rng, 3.0, 14.0);
@@ -242,6 +243,12 @@ fn draw_workers(rng: &mut Rng) -> u32 {
 /// what it would be with a fixed number.
 fn draws_automatic(seed: u64) -> bool {
     Rng::new(elasticdl_spec::mix::mix2(seed, 0xa070)).below(4) == 0
+}
+
+/// How many checkpoints there are for one that is whole. Drawn apart, so that all else stays what it was.
+fn draw_full_every(seed: u64) -> u32 {
+    let mut rng = Rng::new(elasticdl_spec::mix::mix2(seed, 0xf011));
+    [1, 2, 4, 8][rng.below(4) as usize]
 }
 
 fn draw_shards(rng: &mut Rng, job: &JobSpec, path: &str, count: u64) -> Vec<Shard> {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use elasticdl_master::job::Answer;
 use elasticdl_ps::Partition;
-use elasticdl_ps::checkpoint::{self, Snapshot, Sum};
+use elasticdl_ps::checkpoint::{self, Cut, Encoder, Head, Order, Rows, Sum};
 use elasticdl_ps::closed::Closed;
-use elasticdl_ps::marks::MARK_CLOSED;
+use elasticdl_ps::marks::{MARK_CLOSED, Open};
 use elasticdl_ps::partition::{Push, RowGradients};
 use elasticdl_spec::{LeaseId, PartitionId, TaskId};
 use elasticdl_wire::control::{
@@ -65,11 +65,20 @@ impl Server {
 #[derive(Debug)]
 struct Writing {
     command: u64,
-    id: u64,
+    order: Order,
     todo: VecDeque<PartitionId>,
     files: Vec<File>,
     /// The file being written.
-    bytes: Option<(File, Rc<Vec<u8>>)>,
+    file: Option<(File, Body)>,
+}
+
+/// What is in a file.
+#[derive(Debug)]
+enum Body {
+    /// The partition was cut; its rows are still to be taken away.
+    Cut(Box<Cut>),
+    /// All of it.
+    Bytes(Vec<u8>),
 }
 
 impl World {
@@ -162,14 +171,24 @@ impl World {
             self.branches.count(Branch::CheckpointReadFailed);
             return Err(("the disk cannot be read now".into(), false));
         }
-        let file = self.disk.checkpoint(checkpoint).and_then(|dir| dir.files.get(&id.0));
-        let bytes = file.ok_or_else(|| (format!("checkpoint {checkpoint} has no file of {id}"), true))?;
-        let sum = Sum { bytes: a.bytes, crc32: a.crc32 };
+        let earlier = a.earlier.iter().map(|file| (file.checkpoint, file.bytes, file.crc32));
+        let mut chain = Vec::new();
+        for (checkpoint, bytes, crc32) in earlier.chain([(checkpoint, a.bytes, a.crc32)]) {
+            let file = self.disk.checkpoint(checkpoint).and_then(|dir| dir.files.get(&id.0));
+            let file = file.ok_or_else(|| (format!("checkpoint {checkpoint} has no file of {id}"), true))?;
+            chain.push((checkpoint, &file[..], Sum { bytes, crc32 }));
+        }
         let model = &self.scenario.model;
-        let restored =
-            checkpoint::decode(model, bytes, id, a.incarnation, sum).map_err(|e| (e.chain(), true));
+        let mut restored =
+            checkpoint::decode(model, id, a.incarnation, &chain).map_err(|e| (e.chain(), true))?;
+        if a.is_basis {
+            restored.is_as_in(checkpoint);
+        }
         self.branches.count(Branch::Restored);
-        restored
+        if !a.earlier.is_empty() {
+            self.branches.count(Branch::RestoredChain);
+        }
+        Ok(restored)
     }
 
     fn server_told(&mut self, pid: Pid, server: &mut Server, reply: BeatReply) {
@@ -195,8 +214,12 @@ impl World {
         server.partitions.values_mut().for_each(|p| p.close_all(&covered));
         let todo = server.held().iter().map(|held| PartitionId(held.partition)).collect();
         let id = order.checkpoint;
-        self.note("cut begins", [pid.into(), id, 0], || format!("pid {pid}: checkpoint {id}"));
-        server.checkpoint = Some(Writing { command, id, todo, files: Vec::new(), bytes: None });
+        self.note("cut begins", [pid.into(), id, order.base], || {
+            format!("pid {pid}: checkpoint {id} on {}", order.base)
+        });
+        let base = (order.base != 0).then_some(order.base);
+        let order = Order { checkpoint: id, base, is_basis: order.is_basis };
+        server.checkpoint = Some(Writing { command, order, todo, files: Vec::new(), file: None });
         self.write_next(pid, server);
     }
 
@@ -205,19 +228,21 @@ impl World {
         let early = self.sabotage == Sabotage::CommitBeforeDurable;
         let Some(writing) = &mut server.checkpoint else { return };
         let Some(partition) = writing.todo.pop_front() else {
-            let (checkpoint, files) = (writing.id, std::mem::take(&mut writing.files));
+            let (checkpoint, files) = (writing.order.checkpoint, std::mem::take(&mut writing.files));
             return self
                 .tell_written(pid, CheckpointWrittenRequest { checkpoint, files, ..Default::default() });
         };
-        let Some(held) = server.partitions.get(&partition) else {
+        let Some(held) = server.partitions.get_mut(&partition) else {
             return self.write_next(pid, server); // It was let go of meanwhile.
         };
-        let snapshot = Snapshot::take(held);
-        let file = file_of(held);
-        let (bytes, sum) = checkpoint::encode(snapshot).expect("a partition can be encoded");
-        let file = File { bytes: sum.bytes, crc32: sum.crc32, ..file };
-        writing.bytes = Some((file, Rc::new(bytes)));
-        let id = writing.id;
+        let id = writing.order.checkpoint;
+        writing.file = Some(match early {
+            true => encoded(held, writing.order),
+            false => {
+                let cut = Cut::begin(held, writing.order);
+                (file_of(cut.head()), Body::Cut(Box::new(cut)))
+            }
+        });
         let time = if early { time * 40 } else { time };
         self.note("cut", [pid.into(), id, partition.0.into()], || {
             format!("pid {pid}: checkpoint {id} {partition}")
@@ -232,17 +257,32 @@ impl World {
     pub(crate) fn file_written(&mut self, pid: Pid, server: &mut Server, id: u64) {
         let failed = self.disk_fails(0.2);
         let torn = self.sabotage == Sabotage::TornCut;
-        let Some(writing) = server.checkpoint.as_mut().filter(|w| w.id == id) else { return };
-        let Some((mut file, bytes)) = writing.bytes.take() else { return };
-        if failed || !self.disk.put_file(id, file.partition, bytes) {
+        let Some(writing) = server.checkpoint.as_mut().filter(|w| w.order.checkpoint == id) else { return };
+        let Some((mut file, body)) = writing.file.take() else { return };
+        let held = server.partitions.get_mut(&PartitionId(file.partition));
+        let bytes = match (body, held) {
+            (Body::Bytes(bytes), _) => Some(bytes),
+            (Body::Cut(mut cut), Some(held)) => take_all(&mut file, &mut cut, held),
+            (Body::Cut(_), None) => None,
+        };
+        let written = bytes
+            .filter(|_| !failed)
+            .is_some_and(|bytes| self.disk.put_file(id, file.partition, Rc::new(bytes)));
+        if let Some(held) = server.partitions.get_mut(&PartitionId(file.partition)) {
+            if written { held.end_cut(id) } else { held.abandon_cut(id) }
+        }
+        if !written {
             self.branches.count(Branch::CheckpointWriteFailed);
             writing.todo.clear();
             let error = "the disk takes nothing now".to_string();
             return self
                 .tell_written(pid, CheckpointWrittenRequest { checkpoint: id, error, ..Default::default() });
         }
+        if file.base != 0 {
+            self.branches.count(Branch::FileAdds);
+        }
         if torn && let Some(held) = server.partitions.get(&PartitionId(file.partition)) {
-            file.marks = file_of(held).marks;
+            file.marks = marks_of(held.memory().marks.open());
         }
         writing.files.push(file);
         if self.sabotage != Sabotage::CommitBeforeDurable {
@@ -253,13 +293,12 @@ impl World {
     /// Tells of all files while the first is being written: sabotage.
     fn tell_early(&mut self, pid: Pid, server: &mut Server) {
         let Some(writing) = &mut server.checkpoint else { return };
-        let mut files: Vec<File> = writing.bytes.iter().map(|(file, _)| file.clone()).collect();
+        let mut files: Vec<File> = writing.file.iter().map(|(file, _)| file.clone()).collect();
         for partition in std::mem::take(&mut writing.todo) {
-            let Some(held) = server.partitions.get(&partition) else { continue };
-            let (_, sum) = checkpoint::encode(Snapshot::take(held)).expect("a partition can be encoded");
-            files.push(File { bytes: sum.bytes, crc32: sum.crc32, ..file_of(held) });
+            let Some(held) = server.partitions.get_mut(&partition) else { continue };
+            files.push(encoded(held, writing.order).0);
         }
-        let checkpoint = writing.id;
+        let checkpoint = writing.order.checkpoint;
         self.tell_written(pid, CheckpointWrittenRequest { checkpoint, files, ..Default::default() });
     }
 
@@ -451,10 +490,35 @@ fn land(
     land(partition, &push).expect("pushes fit the model")
 }
 
+/// The file of a partition, cut and written in one moment.
+fn encoded(held: &mut Partition, order: Order) -> (File, Body) {
+    let mut cut = Cut::begin(held, order);
+    let mut file = file_of(cut.head());
+    let bytes = take_all(&mut file, &mut cut, held).expect("nothing has happened to it");
+    held.end_cut(order.checkpoint);
+    (file, Body::Bytes(bytes))
+}
+
+/// The rows of a cut, taken away from the partition. `None`: it is not the one that was cut.
+fn take_all(file: &mut File, cut: &mut Cut, held: &mut Partition) -> Option<Vec<u8>> {
+    let mut encoder = Encoder::new(cut, Vec::new()).expect("memory takes everything");
+    let mut rows = Rows::default();
+    while let Some((table, _)) = cut.take_rows(held, &mut rows).ok()? {
+        encoder.put(table, std::mem::take(&mut rows)).expect("memory takes everything");
+    }
+    let (bytes, sum) = encoder.finish().expect("memory takes everything");
+    (file.bytes, file.crc32) = (sum.bytes, sum.crc32);
+    Some(bytes)
+}
+
 /// What the master is told of a partition's file; its length and sum are still to come.
-fn file_of(partition: &Partition) -> File {
-    let open = partition.memory().marks.open().iter();
-    let marks = open.map(|(task, open)| Mark { epoch: task.epoch, shard: task.shard, mark: open.mark });
-    let (partition, incarnation, marks) = (partition.id().0, partition.incarnation(), marks.collect());
-    File { partition, incarnation, marks, ..File::default() }
+fn file_of(head: &Head) -> File {
+    let (partition, incarnation, base) = (head.partition.0, head.incarnation, head.base.unwrap_or(0));
+    File { partition, incarnation, base, marks: marks_of(&head.marks), ..File::default() }
+}
+
+fn marks_of(open: &BTreeMap<TaskId, Open>) -> Vec<Mark> {
+    let mark =
+        |(task, open): (&TaskId, &Open)| Mark { epoch: task.epoch, shard: task.shard, mark: open.mark };
+    open.iter().map(mark).collect()
 }

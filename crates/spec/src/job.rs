@@ -230,8 +230,16 @@ pub struct CheckpointSpec {
     pub dir: Option<String>,
     /// `checkpoint.every`; `None`: only at the end and on stop.
     pub every: Option<Duration>,
+    /// `checkpoint.full_every`: each so manieth one holds all rows, at least 1.
+    #[serde(default = "always_full")]
+    pub full_every: u32,
     /// `checkpoint.keep`: committed checkpoints kept, at least 1.
     pub keep: u32,
+}
+
+/// A job from before there was a choice has whole checkpoints.
+fn always_full() -> u32 {
+    1
 }
 
 /// Who may listen in.

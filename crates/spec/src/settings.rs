@@ -533,10 +533,16 @@ pub const SETTINGS: &[Setting] = &[
         "Write a checkpoint so often; unset: only on stop and at the end.",
     ),
     setting(
+        "checkpoint.full_every",
+        Rule::Count { min: 1, max: 1000 },
+        Value("8"),
+        "Every so many checkpoints one holds all rows; those between hold the rows that changed since the one before. 1: each holds all.",
+    ),
+    setting(
         "checkpoint.keep",
         Rule::Count { min: 1, max: 10_000 },
         Value("3"),
-        "Committed checkpoints that are kept.",
+        "Committed checkpoints that are kept; files of older ones stay where a kept one adds to them.",
     ),
     setting(
         "output",

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use elasticdl_ps::checkpoint::{Piece, Reader};
+use elasticdl_ps::checkpoint::{Layer, Piece, Reader, Sum};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -185,7 +185,9 @@ pub(super) fn every_row_is_right(world: &World, epochs: u32) {
 /// The same of a certain checkpoint.
 pub(super) fn every_row_of(dir: &Path, epochs: u32) {
     let mut rows = 0;
-    let visited = Reader::open(dir).unwrap().visit(|piece| {
+    let reader = Reader::open(chains(dir)).unwrap();
+    reader.verify().unwrap();
+    let visited = reader.visit(|piece| {
         if let Piece::Rows { ids, weights, .. } = piece {
             rows += ids.len() as u64;
             let wrong = ids.iter().zip(weights).find(|(_, weight)| **weight != epochs as f32);
@@ -195,6 +197,25 @@ pub(super) fn every_row_of(dir: &Path, epochs: u32) {
     });
     visited.unwrap();
     assert_eq!(rows, IDS);
+}
+
+/// The files of every partition, as the manifest in `dir` says.
+fn chains(dir: &Path) -> Vec<Vec<Layer>> {
+    let text = elasticdl_storage::read(dir.join("manifest.json")).unwrap();
+    let manifest: Value = serde_json::from_slice(&text).unwrap();
+    let number = |of: &Value, name: &str| of[name].as_u64().unwrap();
+    let layer = |file: &Value, checkpoint: u64| Layer {
+        checkpoint,
+        dir: dir.with_file_name(format!("checkpoint-{checkpoint:06}")),
+        sum: Sum { bytes: number(file, "bytes"), crc32: number(file, "crc32") as u32 },
+    };
+    let partitions = manifest["partitions"].as_object().unwrap();
+    let chain = |file: &Value| {
+        let earlier = file["earlier"].as_array().into_iter().flatten();
+        let earlier = earlier.map(|file| layer(file, number(file, "checkpoint")));
+        earlier.chain([layer(file, number(&manifest, "id"))]).collect()
+    };
+    (0..partitions.len()).map(|partition| chain(&partitions[&partition.to_string()])).collect()
 }
 
 #[test]
@@ -251,4 +272,46 @@ fn chaos_does_not_kill_a_master_that_nobody_would_start_again() {
     assert!(over.contains("job \"ctr\" is not running"), "{over}");
     let nothing = said(&mut world.command(&["chaos", "ctr"])).failed(1);
     assert!(nothing.contains("--kill <ROLES>"), "{nothing}");
+}
+
+/// Goal: servers go on from chains of files, and from chains that were added to by servers that had gone on from one.
+#[test]
+fn servers_that_die_while_checkpoints_add_to_earlier_ones_lose_nothing() {
+    const EPOCHS: u32 = 30;
+    let (world, file) = counting(EPOCHS, "");
+    let often =
+        ["--set", "checkpoint.every=100ms", "--set", "checkpoint.full_every=4", "--set", "checkpoint.keep=1"];
+    let mut job = world.start(&[&["train", &file][..], &often].concat());
+    job.until_training();
+    for server in [0, 1, 0] {
+        job.until("a checkpoint that adds to another", |e| e["event"] == "checkpoint" && e["adding"] != 0);
+        let pid = world.status("count")["servers"][server]["pid"].as_u64().unwrap() as u32;
+        signal(pid, Signal::KILL);
+        job.until("the next one", |e| e["event"] == "server_ready");
+    }
+    let (last, code) = job.end();
+    let records = IDS * u64::from(EPOCHS);
+    assert_eq!((&last["outcome"], &last["records"], code), (&"done".into(), &records.into(), Some(0)));
+    audit(&world, "count");
+    every_row_is_right(&world, EPOCHS);
+    kept_files_are_those_that_the_newest_needs(&world.job_dir("count").join("checkpoint"));
+}
+
+/// With `checkpoint.keep: 1` nothing else is left.
+fn kept_files_are_those_that_the_newest_needs(dir: &Path) {
+    let needed = |partition: usize, chain: Vec<Layer>| {
+        chain.into_iter().map(move |layer| layer.dir.join(format!("partition-{partition:03}.arrow")))
+    };
+    let chains = chains(&newest_checkpoint(dir).unwrap()).into_iter().enumerate();
+    let mut needed: Vec<PathBuf> = chains.flat_map(|(partition, chain)| needed(partition, chain)).collect();
+    let mut found = Vec::new();
+    for checkpoint in fs::read_dir(dir).unwrap().flatten() {
+        if checkpoint.file_name().to_string_lossy().starts_with("checkpoint-") {
+            let files = fs::read_dir(checkpoint.path()).unwrap().flatten().map(|file| file.path());
+            found.extend(files.filter(|file| file.extension().is_some_and(|kind| kind == "arrow")));
+        }
+    }
+    needed.sort();
+    found.sort();
+    assert_eq!(found, needed);
 }

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use elasticdl_spec::WorkerId;
 use elasticdl_wire::control::{
-    Assignment, BeatReply, JoinReply, LeaseNumber, Place, ReadyRequest, Role, TopologyReply, WriteCheckpoint,
-    beat_reply,
+    self, Assignment, BeatReply, JoinReply, LeaseNumber, Place, ReadyRequest, Role, TopologyReply,
+    WriteCheckpoint, beat_reply,
 };
 use serde_json::{Value, json};
 
 use super::{Answer, Caller, Effect, Job, Known, Ticket, Waiting, fields};
+use crate::checkpoint::EarlierFile;
 use crate::config::{Exit, Process, Waits};
 use crate::fleet::{Fault, Order, State};
 use crate::ledger::Entry;
@@ -59,16 +60,36 @@ impl Job {
         let ours = self.places.iter().enumerate().filter(|(_, place)| place.server == caller.id);
         ours.map(|(partition, place)| {
             let partition = partition as u32;
-            let file = self.committed.as_ref().and_then(|m| m.partitions.get(&partition));
-            Assignment {
-                partition,
-                incarnation: place.incarnation,
-                bytes: file.map_or(0, |f| f.bytes),
-                crc32: file.map_or(0, |f| f.crc32),
-                floor: self.floor.map(|floor| LeaseNumber { term: floor.term, n: floor.n }),
-            }
+            let floor = self.floor.map(|floor| LeaseNumber { term: floor.term, n: floor.n });
+            let mut assignment =
+                Assignment { partition, incarnation: place.incarnation, floor, ..Assignment::default() };
+            self.restore_from_committed(&mut assignment);
+            assignment
         })
         .collect()
+    }
+
+    /// Tells which files hold a partition.
+    fn restore_from_committed(&self, assignment: &mut Assignment) {
+        let Some(manifest) = &self.committed else { return };
+        let mut chain = manifest.chain(assignment.partition);
+        let Some(last) = chain.pop() else { return };
+        (assignment.checkpoint, assignment.bytes, assignment.crc32) =
+            (last.checkpoint, last.bytes, last.crc32);
+        let earlier = |file: EarlierFile| control::EarlierFile {
+            checkpoint: file.checkpoint,
+            dir: store::checkpoint_path(&self.checkpoint_dir, file.checkpoint),
+            bytes: file.bytes,
+            crc32: file.crc32,
+        };
+        assignment.earlier = chain.into_iter().map(earlier).collect();
+        assignment.is_basis = self.base().is_some();
+    }
+
+    /// The checkpoint that the next one may add to.
+    pub(super) fn base(&self) -> Option<u64> {
+        let committed = self.committed.as_ref()?;
+        (committed.chain_longest() < self.plan.job.checkpoint.full_every).then_some(committed.id)
     }
 
     pub(super) fn ready(
@@ -191,7 +212,8 @@ impl Job {
         self.command_next = next.max(command + 1);
         let covered = serde_json::to_string(&self.tasks.covered().epochs).expect("ranges are JSON");
         let dir = store::checkpoint_path(&self.checkpoint_dir, id);
-        let order = WriteCheckpoint { checkpoint: id, dir, covered };
+        let (base, is_basis) = (self.base().unwrap_or(0), self.plan.job.checkpoint.full_every > 1);
+        let order = WriteCheckpoint { checkpoint: id, dir, covered, base, is_basis };
         BeatReply { command, what: Some(beat_reply::What::WriteCheckpoint(order)) }
     }
 

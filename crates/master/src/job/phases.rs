@@ -177,22 +177,32 @@ impl Job {
         if ours.iter().any(|f| place(f).is_none_or(|place| place.incarnation != f.incarnation)) {
             return; // Cut in another life: that checkpoint was abandoned.
         }
-        let has_others = !others.is_empty();
-        let files: BTreeMap<u32, PartitionFile> = ours
-            .iter()
-            .map(|f| {
-                (f.partition, PartitionFile { bytes: f.bytes, crc32: f.crc32, incarnation: f.incarnation })
-            })
-            .collect();
+        let files: Option<BTreeMap<u32, PartitionFile>> =
+            ours.iter().map(|f| Some((f.partition, self.partition_file(f)?))).collect();
         let marks = ours.iter().map(|f| (f.partition, marks_of(f))).collect();
-        if has_others {
+        if !others.is_empty() {
             // A move that a dead master had begun has left them there.
             self.have_join_again(caller.id, effects);
         }
+        let Some(files) = files else {
+            let error = format!("ps-{}: its files add to another checkpoint than the last one", caller.id);
+            return self.checkpoint_failed(now, written.checkpoint, error, effects);
+        };
         let progress = self.checkpoints.written(caller.id, written.checkpoint, files, marks);
         if let Progress::Complete(done) = progress {
             effects.push(Effect::Commit(Box::new(self.manifest(done))));
         }
+    }
+
+    /// What the manifest says of a file. `None`: it adds to a checkpoint that nobody goes by.
+    fn partition_file(&self, file: &File) -> Option<PartitionFile> {
+        let &File { partition, incarnation, bytes, crc32, base, .. } = file;
+        let earlier = match (base, &self.committed) {
+            (0, _) => Vec::new(),
+            (base, Some(committed)) if committed.id == base => committed.chain(partition),
+            _ => return None,
+        };
+        Some(PartitionFile { bytes, crc32, incarnation, earlier })
     }
 
     fn manifest(&self, written: Written) -> Manifest {
@@ -222,9 +232,11 @@ impl Job {
                     return; // Abandoned meanwhile; it is on disk, but nobody builds on it.
                 }
                 let bytes: u64 = manifest.partitions.values().map(|f| f.bytes).sum();
+                let adding = manifest.partitions.values().filter(|f| !f.earlier.is_empty()).count();
                 let facts = fields([
                     ("checkpoint", json!(id)),
                     ("bytes", json!(bytes)),
+                    ("adding", json!(adding)),
                     ("records", json!(manifest.done.records)),
                 ]);
                 let covered = manifest.done.clone();

@@ -8,6 +8,7 @@ use elasticdl_wire::control::{
     Assignment, Done, Failed, File, Leased, Mark, Member, lease_reply, report_request,
 };
 
+mod chains;
 mod moves;
 mod scale;
 mod schedule;
@@ -281,6 +282,7 @@ impl World {
             bytes: 5,
             crc32: 6,
             marks: marks.clone(),
+            base: 0,
         });
         CheckpointWrittenRequest { checkpoint, files, ..CheckpointWrittenRequest::default() }
     }

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use elasticdl_ps::{Model, Partitions, checkpoint};
+use elasticdl_ps::checkpoint::{self, Layer, Order};
+use elasticdl_ps::{Model, Partitions};
 use elasticdl_spec::PartitionId;
 use serde_json::{Value, json};
 
@@ -16,7 +17,9 @@ use crate::raw;
 use crate::served::hold;
 use crate::table::{BATCH, PARTITIONS, deal, id, median};
 
-const DIM: usize = 16;
+pub const DIM: usize = 16;
+/// Whole files; what changes after them is noted.
+pub const ORDER: Order = Order { checkpoint: 1, base: None, is_basis: true };
 
 /// Writes so many rows in turn with plain bytes, so many times, below the system's directory for temporary files.
 pub fn run(rounds: usize, rows: usize) -> Result<Value, Box<dyn Error>> {
@@ -55,7 +58,8 @@ pub fn run(rounds: usize, rows: usize) -> Result<Value, Box<dyn Error>> {
     }))
 }
 
-fn bear(partitions: &Partitions, rows: usize) -> Result<(), Box<dyn Error>> {
+/// Bears so many rows.
+pub fn bear(partitions: &Partitions, rows: usize) -> Result<(), Box<dyn Error>> {
     let mut floats = vec![0.0; BATCH * DIM];
     for from in (0..rows).step_by(BATCH) {
         let ids: Vec<u64> = (from..rows.min(from + BATCH)).map(|row| id(row as u64)).collect();
@@ -71,7 +75,7 @@ fn bear(partitions: &Partitions, rows: usize) -> Result<(), Box<dyn Error>> {
 fn write(partitions: &Partitions, dir: &Path) -> Result<(f64, u64), Box<dyn Error>> {
     std::fs::create_dir(dir)?;
     let start = Instant::now();
-    let written = partitions.write_checkpoint(dir)?;
+    let written = partitions.write_checkpoint(dir, ORDER)?;
     let seconds = start.elapsed().as_secs_f64();
     std::fs::remove_dir_all(dir)?;
     Ok((seconds, written.iter().map(|file| file.sum.bytes).sum()))
@@ -80,10 +84,11 @@ fn write(partitions: &Partitions, dir: &Path) -> Result<(f64, u64), Box<dyn Erro
 /// Seconds to read a checkpoint back.
 fn restored(model: &Arc<Model>, partitions: &Partitions, dir: &Path) -> Result<f64, Box<dyn Error>> {
     std::fs::create_dir(dir)?;
-    let written = partitions.write_checkpoint(dir)?;
+    let written = partitions.write_checkpoint(dir, ORDER)?;
     let start = Instant::now();
     for file in &written {
-        checkpoint::restore(model, dir, file.partition, 2, file.sum)?;
+        let chain = [Layer { checkpoint: ORDER.checkpoint, dir: dir.into(), sum: file.sum }];
+        checkpoint::restore(model, file.partition, 2, &chain)?;
     }
     Ok(start.elapsed().as_secs_f64())
 }

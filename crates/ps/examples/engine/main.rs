@@ -5,12 +5,13 @@
 //!
 //! - `memory [pairs] [rows]` or `large [pairs] [rows]`
 //! - `served [pairs] [dim] [rows] [address of a Redis]`
-//! - `checkpoint [rounds] [rows]`
+//! - `checkpoint [rounds] [rows]` or `loaded [rounds] [rows]`
 
 mod checkpoint;
 mod clock;
 mod gather;
 mod large;
+mod loaded;
 mod memory;
 mod raw;
 mod redis;
@@ -20,7 +21,7 @@ mod table;
 use std::error::Error;
 
 const USAGE: &str = "usage: engine memory|large [pairs] [rows], served [pairs] [dim] [rows] [address of a Redis], \
-                     or checkpoint [rounds] [rows]";
+                     or checkpoint|loaded [rounds] [rows]";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -36,6 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             served::run(times, number(2, 16)?, number(3, served::ROWS)?, redis)?
         }
         Some("checkpoint") => checkpoint::run(times, number(2, memory::ROWS)?)?,
+        Some("loaded") => loaded::run(times, number(2, memory::ROWS)?)?,
         _ => return Err(USAGE.into()),
     };
     println!("{told}");

@@ -1,70 +1,23 @@
-//! Reading a partition's file back: verified first, then believed.
+//! Reading files, batch by batch.
 
+use std::collections::BTreeMap;
 use std::io::{Cursor, Read, Seek};
 use std::path::Path;
-use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float32Type, Int32Type, UInt64Type};
 use arrow_array::{Array, ListArray, RecordBatch};
 use arrow_ipc::reader::FileReader;
 use arrow_schema::ArrowError;
-use elasticdl_spec::placement::partition_of_row;
-use elasticdl_spec::{ModelShape, PartitionId};
 use elasticdl_storage::Source;
 
-use crate::checkpoint::{COLUMNS, FORMAT, HEAD_KEY, Head, Sum, path_of};
+use crate::checkpoint::{COLUMNS, FORMAT, HEAD_KEY, Head, Sum};
 use crate::error::{Error, Result};
-use crate::marks::Marks;
-use crate::model::Model;
-use crate::partition::Partition;
 
-/// Opens a partition as the checkpoint in `dir` holds it, under a new incarnation.
-///
-/// # Errors
-///
-/// A file that is missing, truncated, damaged, or of another model, optimizer, seed or partition is told
-/// apart from the others by its error; nothing is guessed.
-pub fn restore(
-    model: &Arc<Model>,
-    dir: &Path,
-    id: PartitionId,
-    incarnation: u64,
-    sum: Sum,
-) -> Result<Partition> {
-    let path = path_of(dir, id);
-    verify(&path, sum)?;
-    restored(model, CheckpointFile::open(&path)?, id, incarnation)
-}
-
-/// [`restore`] from a file in memory: for tests and simulations of disks.
-///
-/// # Errors
-///
-/// Those of [`restore`].
-pub fn decode(
-    model: &Arc<Model>,
-    bytes: &[u8],
-    id: PartitionId,
-    incarnation: u64,
-    sum: Sum,
-) -> Result<Partition> {
-    let path = path_of(Path::new("memory"), id);
-    let found = Sum::of(bytes);
-    if found.bytes < sum.bytes {
-        let (found, expected) = (found.bytes, sum.bytes);
-        return Err(Error::Truncated { path: path.display().to_string(), found, expected });
-    }
-    if found != sum {
-        return Err(Error::damaged(&path, format!("it is {found:?}, {sum:?} was written")));
-    }
-    restored(model, CheckpointFile::over(&path, Cursor::new(bytes))?, id, incarnation)
-}
-
-/// What a file in memory holds, without a partition to put it in.
+/// What a chain of files in memory holds, without a partition to put it in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Contents {
-    /// What it says about itself.
+    /// What the last file says about itself.
     pub head: Head,
     /// By table: ids and weights, one after the other.
     pub tables: Vec<(Vec<u64>, Vec<f32>)>,
@@ -72,66 +25,32 @@ pub struct Contents {
     pub tensors: Vec<Vec<f32>>,
 }
 
-/// Reads a file in memory whose sum is known to be right.
-pub fn decode_contents(bytes: &[u8]) -> Result<Contents> {
-    let mut file = CheckpointFile::over(Path::new("memory"), Cursor::new(bytes))?;
-    let shape = &file.head.shape;
-    let mut tables = vec![Default::default(); shape.tables.len()];
-    let mut tensors = vec![Vec::new(); shape.tensors.len()];
-    while let Some(batch) = file.next_batch()? {
-        match tables.get_mut(batch.name) {
-            None => tensors[batch.name - tables.len()].extend_from_slice(batch.weights()),
-            Some((ids, weights)) => {
-                let (ids, weights): (&mut Vec<u64>, &mut Vec<f32>) = (ids, weights);
-                ids.extend_from_slice(batch.ids());
-                weights.extend_from_slice(batch.weights());
+/// Reads files in memory whose sums are known to be right, the oldest first.
+pub fn decode_contents(chain: &[&[u8]]) -> Result<Contents> {
+    let path = Path::new("memory");
+    let mut told: Option<(Head, Vec<Vec<f32>>)> = None;
+    let mut tables: Vec<BTreeMap<u64, Vec<f32>>> = Vec::new();
+    for bytes in chain {
+        let mut file = CheckpointFile::over(path, Cursor::new(bytes))?;
+        let shape = &file.head.shape;
+        tables.resize_with(shape.tables.len(), BTreeMap::new);
+        let mut tensors = vec![Vec::new(); shape.tensors.len()];
+        while let Some(batch) = file.next_batch()? {
+            match tables.get_mut(batch.name) {
+                None => tensors[batch.name - tables.len()].extend_from_slice(batch.weights()),
+                Some(rows) => {
+                    let each = batch.weights().chunks_exact(batch.weights().len() / batch.ids().len());
+                    rows.extend(batch.ids().iter().copied().zip(each.map(<[f32]>::to_vec)));
+                }
             }
         }
+        told = Some((file.head, tensors));
     }
-    Ok(Contents { head: file.head, tables, tensors })
-}
-
-/// Fills a partition from a file whose bytes are verified.
-fn restored<R: Read + Seek>(
-    model: &Arc<Model>,
-    mut file: CheckpointFile<'_, R>,
-    id: PartitionId,
-    incarnation: u64,
-) -> Result<Partition> {
-    let path = file.path;
-    check_belongs(&file.head, model, id, path)?;
-    let mut partition = Partition::new(Arc::clone(model), id, incarnation);
-    let mut tensors: Vec<(Vec<f32>, Vec<f32>)> = vec![Default::default(); partition.tensors().len()];
-    let ours = model.tensors_of(id).unwrap_or_default();
-    while let Some(batch) = file.next_batch()? {
-        let Some(tensor) = batch.name.checked_sub(model.shape.tables.len()) else {
-            fill_table(&mut partition, &batch, path)?;
-            continue;
-        };
-        let Some(place) = ours.iter().position(|i| *i == tensor) else {
-            return Err(Error::damaged(
-                path,
-                format!("it holds tensor number {tensor} of another partition"),
-            ));
-        };
-        tensors[place].0.extend_from_slice(batch.weights());
-        tensors[place].1.extend_from_slice(batch.slots());
-    }
-    let (tables, places, memory) = partition.restoring();
-    for (table, rows) in tables.iter().zip(&file.head.rows) {
-        if table.len() as u64 != *rows {
-            let name = &table.shape().name;
-            return Err(Error::damaged(path, format!("{} of {rows} rows of {name:?}", table.len())));
-        }
-    }
-    for (place, (values, slots)) in places.iter_mut().zip(tensors) {
-        if !place.restore(values, slots) {
-            return Err(Error::damaged(path, format!("tensor {:?} is incomplete", place.shape().name)));
-        }
-    }
-    let Head { marks, closed, audit, version, .. } = file.head;
-    (memory.marks, memory.audit, memory.version) = (Marks::new(marks, closed), audit, version);
-    Ok(partition)
+    let (head, tensors) = told.ok_or_else(|| Error::damaged(path, "the chain has no file"))?;
+    let rows = |rows: BTreeMap<u64, Vec<f32>>| {
+        (rows.keys().copied().collect(), rows.into_values().flatten().collect())
+    };
+    Ok(Contents { head, tables: tables.into_iter().map(rows).collect(), tensors })
 }
 
 /// Checks a file's length and checksum.
@@ -168,7 +87,7 @@ pub fn read_head(path: &Path) -> Result<Head> {
 
 /// A file being read, batch by batch.
 pub(super) struct CheckpointFile<'a, R = Source> {
-    path: &'a Path,
+    pub(super) path: &'a Path,
     pub(super) head: Head,
     reader: FileReader<R>,
 }
@@ -190,7 +109,7 @@ impl<'a> CheckpointFile<'a> {
 
 impl<'a, R: Read + Seek> CheckpointFile<'a, R> {
     /// A file whose bytes come from `source`; the path is for messages.
-    fn over(path: &'a Path, source: R) -> Result<Self> {
+    pub(super) fn over(path: &'a Path, source: R) -> Result<Self> {
         let reader = FileReader::try_new(source, None).map_err(|e| arrow_error(path, e))?;
         let schema = reader.schema();
         if schema.fields().iter().map(|f| f.name().as_str()).ne(COLUMNS) {
@@ -243,28 +162,6 @@ fn floats(lists: &ListArray) -> &[f32] {
     &values[offsets[0] as usize..offsets[lists.len()] as usize]
 }
 
-fn fill_table(partition: &mut Partition, batch: &Batch, path: &Path) -> Result<()> {
-    let (id, partitions) = (partition.id(), partition.model().partitions);
-    let (ids, weights, slots) = (batch.ids(), batch.weights(), batch.slots());
-    let (tables, ..) = partition.restoring();
-    let table = &mut tables[batch.name];
-    let (width, per_row) = (table.shape().width(), table.slots());
-    if weights.len() != ids.len() * width || slots.len() != ids.len() * per_row {
-        let name = &table.shape().name;
-        return Err(Error::damaged(
-            path,
-            format!("rows of {name:?} are not {width} + {per_row} floats long"),
-        ));
-    }
-    for (i, row) in ids.iter().enumerate() {
-        let placed = partition_of_row(*row, partitions) == id;
-        if !placed || !table.restore(*row, &weights[i * width..][..width], &slots[i * per_row..][..per_row]) {
-            return Err(Error::damaged(path, format!("row {row} is there twice or lives elsewhere")));
-        }
-    }
-    Ok(())
-}
-
 fn parse_head(path: &Path, text: &str) -> Result<Head> {
     #[derive(serde::Deserialize)]
     struct Format {
@@ -272,10 +169,16 @@ fn parse_head(path: &Path, text: &str) -> Result<Head> {
     }
     let broken = |e| Error::damaged(path, format!("its metadata cannot be read: {e}"));
     let Format { format } = serde_json::from_str(text).map_err(broken)?;
-    if format != FORMAT {
-        return Err(Error::foreign(path, "format", format!("version {format}, and {FORMAT} is known here")));
+    if !(1..=FORMAT).contains(&format) {
+        let known = format!("version {format}, and 1 to {FORMAT} are known here");
+        return Err(Error::foreign(path, "format", known));
     }
-    serde_json::from_str(text).map_err(broken)
+    let head: Head = serde_json::from_str(text).map_err(broken)?;
+    let tables = head.shape.tables.len();
+    if head.rows.len() != tables || head.partition_rows().len() != tables {
+        return Err(Error::damaged(path, "it does not say how many rows each table has"));
+    }
+    Ok(head)
 }
 
 fn arrow_error(path: &Path, error: ArrowError) -> Error {
@@ -285,63 +188,4 @@ fn arrow_error(path: &Path, error: ArrowError) -> Error {
         }
         other => Error::damaged(path, other.to_string()),
     }
-}
-
-/// Whether a whole file is the one that is due here.
-fn check_belongs(head: &Head, model: &Model, id: PartitionId, path: &Path) -> Result<()> {
-    if let Some(difference) = difference(&head.shape, &model.shape) {
-        return Err(Error::foreign(path, "model", difference));
-    }
-    let (theirs, ours) = (head.optimizer.name(), model.optimizer.name());
-    if theirs != ours {
-        return Err(Error::foreign(path, "optimizer", format!("{theirs} in the file, {ours} in this job")));
-    }
-    if (head.partition, head.partitions) != (id, model.partitions) {
-        return Err(Error::foreign(
-            path,
-            "place",
-            format!(
-                "{} of {} in the file, {id} of {} here",
-                head.partition, head.partitions, model.partitions
-            ),
-        ));
-    }
-    if head.seed != model.seed {
-        // Rows that were never met would be born otherwise than in the run that wrote the file.
-        return Err(Error::foreign(path, "seed", format!("{} in the file, {} here", head.seed, model.seed)));
-    }
-    Ok(())
-}
-
-/// The first difference between two models, in words.
-fn difference(theirs: &ModelShape, ours: &ModelShape) -> Option<String> {
-    let tables = |m: &ModelShape| m.tables.iter().map(|t| t.name.clone()).collect::<Vec<_>>();
-    let tensors = |m: &ModelShape| m.tensors.iter().map(|t| t.name.clone()).collect::<Vec<_>>();
-    let names = [("table", tables(theirs), tables(ours)), ("tensor", tensors(theirs), tensors(ours))];
-    for (what, theirs, ours) in names {
-        if let Some(name) = theirs.iter().find(|n| !ours.contains(n)) {
-            return Some(format!("{what} {name:?} is in the file and not in this job's model"));
-        }
-        if let Some(name) = ours.iter().find(|n| !theirs.contains(n)) {
-            return Some(format!("{what} {name:?} is in this job's model and not in the file"));
-        }
-        if theirs != ours {
-            return Some(format!("its {what}s are in another order"));
-        }
-    }
-    let width = |(a, b): (&elasticdl_spec::TableShape, &elasticdl_spec::TableShape)| {
-        let (name, there, here) = (&a.name, a.width(), b.width());
-        if there != here {
-            return Some(format!("rows of table {name:?} have {there} weights in the file and {here} here"));
-        }
-        (a != b).then(|| format!("rows of table {name:?} are born otherwise"))
-    };
-    let dims = |(a, b): (&elasticdl_spec::TensorShape, &elasticdl_spec::TensorShape)| {
-        if a.shape != b.shape {
-            return Some(format!("tensor {:?} is {:?} in the file and {:?} here", a.name, a.shape, b.shape));
-        }
-        (a != b).then(|| format!("tensor {:?} is born otherwise", a.name))
-    };
-    let tables = theirs.tables.iter().zip(&ours.tables).find_map(width);
-    tables.or_else(|| theirs.tensors.iter().zip(&ours.tensors).find_map(dims))
 }

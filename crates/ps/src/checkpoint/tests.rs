@@ -1,5 +1,7 @@
 //! What is written comes back bit by bit, and what is damaged or foreign does not come back at all.
 
+mod cuts;
+
 use std::fs;
 use std::sync::Arc;
 
@@ -44,8 +46,21 @@ fn train(partition: &mut Partition, shard: u32, batches: u64, rows: usize) {
     }
 }
 
-fn written(partition: &Partition, dir: &Path) -> Sum {
-    write(Snapshot::take(partition), dir).unwrap()
+const WHOLE: Order = Order { checkpoint: 1, base: None, is_basis: false };
+
+fn written(partition: &mut Partition, dir: &Path) -> Sum {
+    write_now(partition, WHOLE, dir).unwrap()
+}
+
+/// A partition from one file.
+fn restore(
+    model: &Arc<Model>,
+    dir: &Path,
+    id: PartitionId,
+    incarnation: u64,
+    sum: Sum,
+) -> Result<Partition, Error> {
+    super::restore(model, id, incarnation, &[Layer { checkpoint: 1, dir: dir.into(), sum }])
 }
 
 /// All that a partition is, as text: bits of floats, not their printed form.
@@ -54,7 +69,11 @@ fn bits(partition: &Partition) -> String {
     let tables = partition.tables().iter().map(|t| {
         let (mut weights, mut slots) = (Vec::new(), Vec::new());
         t.copy_rows(0..t.len(), &mut weights, &mut slots);
-        (t.ids(), bits(&weights), bits(&slots))
+        let (width, per_row) = (t.shape().width(), t.slots());
+        let row = |(i, id): (usize, &u64)| {
+            (*id, (bits(&weights[i * width..][..width]), bits(&slots[i * per_row..][..per_row])))
+        };
+        t.ids().iter().enumerate().map(row).collect::<BTreeMap<_, _>>()
     });
     let tensors = partition.tensors().iter().map(|t| (bits(t.values()), bits(t.slots())));
     let (tables, tensors): (Vec<_>, Vec<_>) = (tables.collect(), tensors.collect());
@@ -75,7 +94,7 @@ fn a_restored_partition_is_the_same_bit_by_bit_and_trains_on_alike() {
     for optimizer in crate::optimizer::tests::ALL {
         let dir = tempfile::tempdir().unwrap();
         let mut partition = trained(optimizer);
-        let sum = written(&partition, dir.path());
+        let sum = written(&mut partition, dir.path());
         let mut restored = restore(partition.model(), dir.path(), HERE, 4, sum).unwrap();
         assert_eq!(bits(&restored), bits(&partition));
         assert_eq!((restored.incarnation(), restored.version()), (4, 5));
@@ -90,8 +109,8 @@ fn an_empty_partition_survives() {
     let dir = tempfile::tempdir().unwrap();
     let empty = ModelShape::default();
     let model = Arc::new(Model::new("empty", empty, SGD, SEED, 1));
-    let partition = Partition::new(Arc::clone(&model), PartitionId(0), 1);
-    let sum = written(&partition, dir.path());
+    let mut partition = Partition::new(Arc::clone(&model), PartitionId(0), 1);
+    let sum = written(&mut partition, dir.path());
     let restored = restore(&model, dir.path(), PartitionId(0), 2, sum).unwrap();
     assert_eq!(bits(&restored), bits(&partition));
 }
@@ -99,7 +118,7 @@ fn an_empty_partition_survives() {
 #[test]
 fn the_sum_is_that_of_the_file_and_no_temporary_file_stays() {
     let dir = tempfile::tempdir().unwrap();
-    let sum = written(&trained(ADAM), dir.path());
+    let sum = written(&mut trained(ADAM), dir.path());
     let bytes = fs::read(path_of(dir.path(), HERE)).unwrap();
     assert_eq!((sum.bytes, sum.crc32), (bytes.len() as u64, crc32fast::hash(&bytes)));
     let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
@@ -110,12 +129,12 @@ fn the_sum_is_that_of_the_file_and_no_temporary_file_stays() {
 fn a_failed_write_tells_why_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing");
-    let error = write(Snapshot::take(&trained(SGD)), &missing).unwrap_err();
+    let error = write_now(&mut trained(SGD), WHOLE, &missing).unwrap_err();
     assert!(error.chain().contains("missing/partition-002.arrow: No such file"), "{}", error.chain());
 
     // A directory in the way of the final name: the rename fails after the file is written.
     fs::create_dir(path_of(dir.path(), HERE)).unwrap();
-    assert!(write(Snapshot::take(&trained(SGD)), dir.path()).is_err());
+    assert!(write_now(&mut trained(SGD), WHOLE, dir.path()).is_err());
     assert!(!dir.path().join(".partition-002.arrow.unfinished").exists());
 }
 
@@ -125,7 +144,7 @@ fn a_full_disk_is_an_error_and_the_temporary_file_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let temporary = dir.path().join(".partition-002.arrow.unfinished");
     std::os::unix::fs::symlink("/dev/full", &temporary).unwrap();
-    let error = write(Snapshot::take(&trained(SGD)), dir.path()).unwrap_err();
+    let error = write_now(&mut trained(SGD), WHOLE, dir.path()).unwrap_err();
     assert!(error.chain().contains("No space left on device"), "{}", error.chain());
     assert!(fs::symlink_metadata(&temporary).is_err(), "the temporary name is free again");
 }
@@ -133,8 +152,8 @@ fn a_full_disk_is_an_error_and_the_temporary_file_is_removed() {
 #[test]
 fn a_truncated_file_is_called_truncated_wherever_it_is_cut() {
     let dir = tempfile::tempdir().unwrap();
-    let partition = trained(ADAM);
-    let sum = written(&partition, dir.path());
+    let mut partition = trained(ADAM);
+    let sum = written(&mut partition, dir.path());
     let path = path_of(dir.path(), HERE);
     let bytes = fs::read(&path).unwrap();
     for cut in (0..bytes.len()).step_by(97).chain([bytes.len() - 1]) {
@@ -152,8 +171,8 @@ fn a_truncated_file_is_called_truncated_wherever_it_is_cut() {
 #[test]
 fn a_flipped_bit_is_called_damage_wherever_it_is() {
     let dir = tempfile::tempdir().unwrap();
-    let partition = trained(SGD);
-    let sum = written(&partition, dir.path());
+    let mut partition = trained(SGD);
+    let sum = written(&mut partition, dir.path());
     let path = path_of(dir.path(), HERE);
     let bytes = fs::read(&path).unwrap();
     for place in (0..bytes.len()).step_by(61).chain([bytes.len() - 1]) {
@@ -180,7 +199,7 @@ fn a_missing_file_is_the_users_to_find() {
 #[test]
 fn a_file_of_another_model_names_what_differs() {
     let dir = tempfile::tempdir().unwrap();
-    let sum = written(&trained(SGD), dir.path());
+    let sum = written(&mut trained(SGD), dir.path());
     let refused = |change: &dyn Fn(&mut ModelShape), expected: &str| {
         let mut other = shape();
         change(&mut other);
@@ -210,7 +229,7 @@ fn a_file_of_another_model_names_what_differs() {
 #[test]
 fn a_file_of_another_optimizer_seed_or_place_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let sum = written(&trained(SGD), dir.path());
+    let sum = written(&mut trained(SGD), dir.path());
     let refused = |optimizer, seed, partitions, expected: &str| {
         let model = Arc::new(Model::new("test", shape(), optimizer, seed, partitions));
         let error = restore(&model, dir.path(), HERE, 4, sum).unwrap_err().to_string();
@@ -227,7 +246,7 @@ fn a_file_of_another_optimizer_seed_or_place_is_refused() {
 #[test]
 fn a_swapped_file_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
-    let sum = written(&trained(SGD), dir.path());
+    let sum = written(&mut trained(SGD), dir.path());
     fs::rename(path_of(dir.path(), HERE), path_of(dir.path(), PartitionId(1))).unwrap();
     let error = restore(&model_with(SGD), dir.path(), PartitionId(1), 4, sum).unwrap_err();
     assert!(error.to_string().ends_with("partition-2 of 4 in the file, partition-1 of 4 here"), "{error}");
@@ -265,10 +284,12 @@ fn a_reader_shows_every_row_once_and_every_tensor_whole() {
         for tensor in partition.tensors() {
             tensors.insert(tensor.shape().name.clone(), tensor.values().to_vec());
         }
-        sums.push(written(&partition, dir.path()));
+        sums.push(written(&mut partition, dir.path()));
     }
-    let reader = Reader::open(dir.path()).unwrap();
-    reader.verify(&sums).unwrap();
+    let chains: Vec<Vec<Layer>> =
+        sums.into_iter().map(|sum| vec![Layer { checkpoint: 1, dir: dir.path().into(), sum }]).collect();
+    let reader = Reader::open(chains.clone()).unwrap();
+    reader.verify().unwrap();
     assert_eq!((reader.rows(0), reader.rows(1)), (200, 200));
     assert_eq!(*reader.shape(), shape());
     reader
@@ -289,7 +310,7 @@ fn a_reader_shows_every_row_once_and_every_tensor_whole() {
     assert!(expected.is_empty() && tensors.is_empty(), "{expected:?} {tensors:?}");
 
     fs::remove_file(path_of(dir.path(), PartitionId(3))).unwrap();
-    assert!(Reader::open(dir.path()).unwrap_err().chain().contains("partition-003.arrow"));
+    assert!(Reader::open(chains).unwrap_err().chain().contains("partition-003.arrow"));
 }
 
 #[test]
@@ -302,12 +323,13 @@ fn a_tensor_longer_than_a_piece_comes_back_whole() {
     };
     let shape = ModelShape { tables: vec![], tensors: vec![tensor.clone()] };
     let model = Arc::new(Model::new("big", shape, ADAM, SEED, 1));
-    let partition = Partition::new(Arc::clone(&model), PartitionId(0), 1);
-    let sum = written(&partition, dir.path());
+    let mut partition = Partition::new(Arc::clone(&model), PartitionId(0), 1);
+    let sum = written(&mut partition, dir.path());
     let restored = restore(&model, dir.path(), PartitionId(0), 2, sum).unwrap();
     assert_eq!(restored.tensors(), partition.tensors());
     let mut whole = 0;
-    let reader = Reader::open(dir.path()).unwrap();
+    let chain = vec![Layer { checkpoint: 1, dir: dir.path().into(), sum }];
+    let reader = Reader::open(vec![chain]).unwrap();
     reader
         .visit(|piece| {
             let Piece::Tensor { values, .. } = piece else { panic!("{piece:?}") };
@@ -329,7 +351,7 @@ fn more_rows_than_a_record_batch_come_back() {
     let ids: Vec<u64> = (0..150_000).collect();
     let mut out = vec![0.0; ids.len() * 3];
     partition.pull(0, &ids, &mut out).unwrap();
-    let sum = written(&partition, dir.path());
+    let sum = written(&mut partition, dir.path());
     let restored = restore(&model, dir.path(), PartitionId(0), 2, sum).unwrap();
     let mut again = vec![0.0; ids.len() * 3];
     restored.read(0, &ids, &mut again);
@@ -353,7 +375,7 @@ proptest! {
             train(&mut partition, shard, batches, rows);
         }
         partition.close(closed.into_iter().map(|shard| TaskId::train(1, shard)));
-        let sum = written(&partition, dir.path());
+        let sum = written(&mut partition, dir.path());
         let restored = restore(partition.model(), dir.path(), id, 2, sum).unwrap();
         prop_assert_eq!(bits(&restored), bits(&partition));
         let head = read_head(&path_of(dir.path(), id)).unwrap();

@@ -1,4 +1,4 @@
-//! Writing a snapshot so that a half-written one is never mistaken for a checkpoint.
+//! Writing a cut so that a half-written one is never mistaken for a checkpoint.
 
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -11,19 +11,95 @@ use arrow_array::{
 use arrow_ipc::writer::FileWriter;
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 
-use crate::checkpoint::snapshot::{Chunk, Snapshot};
-use crate::checkpoint::{COLUMNS, HEAD_KEY, Head, Sum, path_of};
+use crate::checkpoint::{COLUMNS, Cut, HEAD_KEY, Head, Sum, path_of};
 use crate::error::{Error, Result};
+use crate::partition::Partition;
+use crate::table::{Order, Rows};
 
-/// Writes `snapshot` into `dir`, which exists, and tells what the file holds then.
+/// About so many floats, or rows, go into one record batch: what is encoded is still in the processor's cache when it
+/// is summed and written.
+const BATCH_FLOATS: usize = 1 << 18;
+const BATCH_ROWS: usize = 1 << 14;
+/// Small writes are put together up to so many bytes.
+const BUFFER: usize = 1 << 16;
+
+/// A file that is being written, piece by piece.
+pub struct Encoder<W: Write> {
+    writer: FileWriter<BufWriter<Summing<W>>>,
+    schema: SchemaRef,
+    names: ArrayRef,
+    /// Rows by table that are still to come.
+    left: Vec<u64>,
+}
+
+impl<W: Write> Encoder<W> {
+    /// Begins the file of `cut` with its tensors; they are not needed there any more.
+    pub fn new(cut: &mut Cut, inner: W) -> io::Result<Self> {
+        let schema = schema(&cut.head)?;
+        let shape = &cut.head.shape;
+        let tables = shape.tables.iter().map(|t| t.name.as_str());
+        let names: Vec<&str> = tables.chain(shape.tensors.iter().map(|t| t.name.as_str())).collect();
+        let names: ArrayRef = Arc::new(StringArray::from(names));
+        let file = Summing { inner, bytes: 0, crc: crc32fast::Hasher::new() };
+        let buffered = BufWriter::with_capacity(BUFFER, file);
+        let writer = FileWriter::try_new(buffered, &schema).map_err(to_io)?;
+        let mut encoder = Encoder { writer, schema, names, left: cut.head.rows.clone() };
+        for (name, piece) in std::mem::take(&mut cut.tensors) {
+            encoder.put_batch(name, piece)?;
+        }
+        Ok(encoder)
+    }
+
+    /// Writes rows of a table.
+    pub fn put(&mut self, table: usize, rows: Rows) -> io::Result<()> {
+        let left = &mut self.left[table];
+        *left = left.checked_sub(rows.len() as u64).expect("a cut has as many rows as it says");
+        if rows.is_empty() { Ok(()) } else { self.put_batch(table, rows) }
+    }
+
+    /// Ends the file.
+    pub fn finish(self) -> io::Result<(W, Sum)> {
+        assert!(self.left.iter().all(|left| *left == 0), "a cut has as many rows as it says");
+        let mut buffered = self.writer.into_inner().map_err(to_io)?;
+        buffered.flush()?;
+        let file = buffered.into_inner().map_err(io::IntoInnerError::into_error)?;
+        let sum = Sum { bytes: file.bytes, crc32: file.crc.finalize() };
+        Ok((file.inner, sum))
+    }
+
+    fn put_batch(&mut self, name: usize, rows: Rows) -> io::Result<()> {
+        let batch = to_batch(name, rows, &self.schema, &self.names).map_err(to_io)?;
+        for first in (0..batch.num_rows()).step_by(BATCH_ROWS) {
+            let part = batch.slice(first, BATCH_ROWS.min(batch.num_rows() - first));
+            self.writer.write(&part).map_err(to_io)?;
+        }
+        Ok(())
+    }
+}
+
+impl<W: Write> std::fmt::Debug for Encoder<W> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Encoder").field("left", &self.left).finish_non_exhaustive()
+    }
+}
+
+/// Writes the file of `cut` into `dir`, which exists, and tells what the file holds then. The partition is asked for
+/// its rows through `with`, a short while at a time; it goes on in between.
 ///
 /// On disk the file is written under a temporary name, synced and renamed; an object is whole or not there. Where
 /// that fails nothing is left behind, and a file of that name from before stays as it was. Once all files of a
 /// checkpoint are written, [`sync`] makes their names durable.
-pub fn write(snapshot: Snapshot, dir: &Path) -> Result<Sum> {
-    let path = path_of(dir, snapshot.head.partition);
-    write_file(snapshot, &path)
-        .map_err(|e| Error::io(format!("writing checkpoint file {}", path.display()), e))
+pub fn write(
+    mut cut: Cut,
+    dir: &Path,
+    with: impl FnMut(&mut dyn FnMut(&mut Partition)) -> Result<()>,
+) -> Result<Sum> {
+    let path = path_of(dir, cut.head.partition);
+    let failed = |e| Error::io(format!("writing checkpoint file {}", path.display()), e);
+    let file = elasticdl_storage::create(&path).map_err(failed)?;
+    let (file, sum) = write_to(&mut cut, file, with, failed)?;
+    file.finish().map_err(failed)?;
+    Ok(sum)
 }
 
 /// Makes the names of the files in `dir` durable.
@@ -32,35 +108,52 @@ pub fn sync(dir: &Path) -> Result<()> {
     synced.map_err(|e| Error::io(format!("syncing checkpoint directory {}", dir.display()), e))
 }
 
-/// The file of `snapshot` in memory, with its sum: for tests and simulations of disks.
-pub fn encode(snapshot: Snapshot) -> Result<(Vec<u8>, Sum)> {
-    write_to(snapshot, Vec::new(), 0).map_err(|e| Error::io("encoding a partition", e))
+/// The file of `partition` in memory, with its sum, cut and written at once: for tests and simulations of disks.
+pub fn encode(partition: &mut Partition, order: Order) -> Result<(Vec<u8>, Sum)> {
+    let mut cut = Cut::begin(partition, order);
+    let failed = |e| Error::io("encoding a partition", e);
+    let encoded = write_to(&mut cut, Vec::new(), at_once(partition), failed);
+    partition.end_cut(order.checkpoint);
+    encoded
 }
 
-fn write_file(snapshot: Snapshot, path: &Path) -> io::Result<Sum> {
-    let (file, sum) = write_to(snapshot, elasticdl_storage::create(path)?, 1 << 20)?;
-    file.finish()?;
-    Ok(sum)
-}
-
-/// Writes a snapshot to `inner`, `buffer` bytes at a time.
-fn write_to<W: Write>(snapshot: Snapshot, inner: W, buffer: usize) -> io::Result<(W, Sum)> {
-    let Snapshot { head, names, chunks } = snapshot;
-    let schema = schema(&head)?;
-    let names: ArrayRef = Arc::new(StringArray::from(names));
-    let file = Summing { inner, bytes: 0, crc: crc32fast::Hasher::new() };
-    let buffered = BufWriter::with_capacity(buffer, file);
-    let mut writer = FileWriter::try_new(buffered, &schema).map_err(to_io)?;
-    // Chunk by chunk, so that the copy shrinks while it is written.
-    for chunk in chunks {
-        let batch = to_batch(chunk, &schema, &names).map_err(to_io)?;
-        writer.write(&batch).map_err(to_io)?;
+/// The file of `partition` in `dir`, cut and written at once: for tests.
+pub fn write_now(partition: &mut Partition, order: Order, dir: &Path) -> Result<Sum> {
+    let cut = Cut::begin(partition, order);
+    let written = write(cut, dir, at_once(partition));
+    match written.is_ok() {
+        true => partition.end_cut(order.checkpoint),
+        false => partition.abandon_cut(order.checkpoint),
     }
-    let mut buffered = writer.into_inner().map_err(to_io)?;
-    buffered.flush()?;
-    let file = buffered.into_inner().map_err(io::IntoInnerError::into_error)?;
-    let sum = Sum { bytes: file.bytes, crc32: file.crc.finalize() };
-    Ok((file.inner, sum))
+    written
+}
+
+fn at_once(partition: &mut Partition) -> impl FnMut(&mut dyn FnMut(&mut Partition)) -> Result<()> {
+    |work| {
+        work(partition);
+        Ok(())
+    }
+}
+
+/// Writes a cut to `inner`.
+fn write_to<W: Write>(
+    cut: &mut Cut,
+    inner: W,
+    mut with: impl FnMut(&mut dyn FnMut(&mut Partition)) -> Result<()>,
+    failed: impl Fn(io::Error) -> Error,
+) -> Result<(W, Sum)> {
+    let mut encoder = Encoder::new(cut, inner).map_err(&failed)?;
+    let mut rows = Rows::default();
+    loop {
+        let (mut taken, before) = (Ok(None), rows.len());
+        with(&mut |partition| taken = cut.take_rows(partition, &mut rows))?;
+        let Some((table, more)) = taken? else { break };
+        let floats = rows.weights.len() + rows.slots.len();
+        if !more || floats >= BATCH_FLOATS || rows.len() >= BATCH_ROWS || rows.len() == before {
+            encoder.put(table, std::mem::take(&mut rows)).map_err(&failed)?;
+        }
+    }
+    encoder.finish().map_err(&failed)
 }
 
 /// The file's schema; see the module [`crate::checkpoint`].
@@ -82,24 +175,26 @@ fn item() -> Arc<Field> {
 }
 
 fn to_batch(
-    chunk: Chunk,
+    name: usize,
+    rows: Rows,
     schema: &SchemaRef,
     names: &ArrayRef,
 ) -> std::result::Result<RecordBatch, ArrowError> {
-    let rows = chunk.ids.len();
-    let keys = Int32Array::from_value(chunk.name as i32, rows);
+    let Rows { ids, weights, slots } = rows;
+    let rows = ids.len();
+    let keys = Int32Array::from_value(name as i32, rows);
     let columns: Vec<ArrayRef> = vec![
         Arc::new(DictionaryArray::try_new(keys, Arc::clone(names))?),
-        Arc::new(UInt64Array::from(chunk.ids)),
-        lists(chunk.weights, rows)?,
-        lists(chunk.slots, rows)?,
+        Arc::new(UInt64Array::from(ids)),
+        lists(weights, rows)?,
+        lists(slots, rows)?,
     ];
     RecordBatch::try_new(Arc::clone(schema), columns)
 }
 
 /// `rows` lists of one length, without a copy of the floats.
 fn lists(floats: Vec<f32>, rows: usize) -> std::result::Result<ArrayRef, ArrowError> {
-    assert_eq!(floats.len() % rows, 0, "the rows of a chunk are of one length");
+    assert_eq!(floats.len() % rows, 0, "the rows of a batch are of one length");
     let size = (floats.len() / rows) as i32;
     let values: ArrayRef = Arc::new(Float32Array::from(floats));
     let fixed = FixedSizeListArray::try_new_with_length(item(), size, values, None, rows)?;

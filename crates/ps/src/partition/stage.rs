@@ -118,7 +118,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::checkpoint::Snapshot;
+    use crate::checkpoint::{Layer, Order, restore, write_now};
     use crate::model::Model;
 
     const ROW: u64 = 5;
@@ -232,9 +232,10 @@ mod tests {
         stage(&mut partition, 0, 0, 1, -1.0);
         commit(&mut partition, 0, 0, 1);
         stage(&mut partition, 0, 1, 1, -1.0);
-        let sum = crate::checkpoint::write(Snapshot::take(&partition), dir.path()).unwrap();
-        let model = partition.model();
-        let mut restored = crate::checkpoint::restore(model, dir.path(), PartitionId(0), 3, sum).unwrap();
+        let order = Order { checkpoint: 1, base: None, is_basis: false };
+        let sum = write_now(&mut partition, order, dir.path()).unwrap();
+        let chain = [Layer { checkpoint: 1, dir: dir.path().into(), sum }];
+        let mut restored = restore(partition.model(), PartitionId(0), 3, &chain).unwrap();
         assert_eq!(row(&restored), 1.0);
         assert_eq!(commit(&mut restored, 0, 1, 1), (Status::NotStaged, 1));
     }

@@ -13,13 +13,16 @@ use elasticdl_spec::mix::mix64;
 
 use self::arena::{Arena, Shared, Size, Slot};
 use self::bucket::PLACES;
-pub(super) use self::bucket::{Bucket, NONE, glance};
+pub(super) use self::bucket::{Bucket, NONE, entries, glance};
 use super::prefetch;
 
 /// So many low bits of a hash say which bucket of its segment, those above them which segment.
 const BUCKET_BITS: u32 = 24;
 /// A segment takes so many parts of a hundred of its places. The fuller it is, the more lookups touch a second line.
 const FILL_PERCENT: usize = 75;
+
+/// Buckets that are looked at together by who goes through all. In tests small indexes have many stretches.
+const STRETCH: usize = if cfg!(test) { 2 } else { 256 };
 
 /// From eight segments on they share huge pages.
 const SHARED_DEPTH: u32 = 3;
@@ -52,6 +55,16 @@ struct Segment {
     depth: u32,
 }
 
+/// How far an index was gone through. Ids may be added in between.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Place {
+    segment: usize,
+    bucket: usize,
+    /// The segment's size and depth when it was looked at last. One that has grown or split since is looked through
+    /// again from its first bucket on.
+    layout: Option<(Size, u32)>,
+}
+
 /// The hash by which ids are spread. Its high bits pick the partition (`spec::placement`), its low ones
 /// the bucket.
 #[inline(always)]
@@ -64,6 +77,28 @@ impl Index {
         let mut memory = Arena::default();
         let first = Segment::new(&mut memory, Size::FIRST, 0);
         Index { directory: vec![Lead { slot: first.slot, segment: 0 }], segments: vec![first], memory }
+    }
+
+    /// An empty index with room for so many ids.
+    ///
+    /// Ids that come in the order of another index would else crowd at one end of a segment that is still small, and
+    /// each would be looked for in all full buckets before its own.
+    pub(super) fn with_room(ids: usize) -> Self {
+        let mut depth = 0;
+        // Hashes are even, and no segment gets many more than its share.
+        let due = |depth: u32| {
+            let share = ids as f64 / (1u64 << depth) as f64;
+            if depth == 0 { share } else { share + 4.0 * share.sqrt() }
+        };
+        let mut size = Size::FIRST;
+        while due(depth) > f64::from(room(size)) {
+            (depth, size) = size.next().map_or((depth + 1, Size::SPLIT), |larger| (depth, larger));
+        }
+        let mut memory = Arena::default();
+        let segments: Vec<Segment> =
+            (0..1u32 << depth).map(|_| Segment::new(&mut memory, size, depth)).collect();
+        let lead = |(segment, number): (&Segment, u32)| Lead { slot: segment.slot, segment: number };
+        Index { directory: segments.iter().zip(0..).map(lead).collect(), segments, memory }
     }
 
     /// The bucket where ids of this hash are looked for first.
@@ -102,6 +137,24 @@ impl Index {
             let buckets = self.memory.buckets(segment.slot);
             buckets.iter().flat_map(bucket::entries).for_each(|(id, row)| visit(id, row));
         }
+    }
+
+    /// The next buckets from a place on; none: that was all. Whatever is added meanwhile, every id that was there at
+    /// the first call comes at least once: of a segment that splits, one half keeps its number, and the other one gets
+    /// a number that is yet to come.
+    pub(super) fn next_buckets(&self, place: &mut Place) -> &[Bucket] {
+        let Some(segment) = self.segments.get(place.segment) else { return &[] };
+        let layout = Some((segment.size, segment.depth));
+        if place.layout != layout {
+            (place.bucket, place.layout) = (0, layout);
+        }
+        let left = &self.memory.buckets(segment.slot)[place.bucket..];
+        let buckets = &left[..left.len().min(STRETCH)];
+        place.bucket += buckets.len();
+        if buckets.len() == left.len() {
+            *place = Place { segment: place.segment + 1, ..Place::default() };
+        }
+        buckets
     }
 
     /// Places for entries in all segments.
@@ -180,8 +233,7 @@ impl Index {
 impl Segment {
     fn new(memory: &mut Arena, size: Size, depth: u32) -> Self {
         let shared = if depth < SHARED_DEPTH { Shared::No } else { Shared::Yes };
-        let room = (size.buckets() * PLACES * FILL_PERCENT / 100) as u32;
-        Segment { slot: memory.take(size, shared), size, room, depth }
+        Segment { slot: memory.take(size, shared), size, room: room(size), depth }
     }
 
     /// Takes in an id that is not there yet.
@@ -191,6 +243,11 @@ impl Segment {
         let buckets = memory.buckets_mut(self.slot);
         bucket::fill(buckets, home(hash, buckets.len()), id, row);
     }
+}
+
+/// Ids that a segment of this size takes before it grows.
+fn room(size: Size) -> u32 {
+    (size.buckets() * PLACES * FILL_PERCENT / 100) as u32
 }
 
 /// The bucket at which an id of this hash is looked for first.
@@ -221,6 +278,48 @@ mod tests {
         let mut seen = vec![u64::MAX - 1; ids.len()];
         index.for_each(|id, row| seen[row as usize] = id);
         assert_eq!(seen, ids);
+    }
+
+    /// Goal: an index that is filled from another one needs no growth, takes no more memory, and crowds nowhere.
+    #[test]
+    fn an_index_with_room_for_its_ids_stays_as_it_is() {
+        for ids in [0, 1, 15, 1000, 60_000, 61_000, 500_000] {
+            let mut grown = Index::new();
+            (0..ids).for_each(|id| assert_eq!(grown.find_or_insert(hash(id), id, id as u32), id as u32));
+            let mut index = Index::with_room(ids as usize);
+            let (bytes, segments) = (index.bytes(), index.segments.len());
+            grown.for_each(|id, row| assert_eq!(index.find_or_insert(hash(id), id, row), row));
+            assert_eq!((index.bytes(), index.segments.len()), (bytes, segments), "{ids} ids");
+            assert!(
+                bytes as f64 <= 1.35 * grown.bytes() as f64,
+                "{bytes} bytes for {ids}, {}",
+                grown.bytes()
+            );
+            assert!((0..ids).all(|id| index.find(hash(id), id) == Some(id as u32)), "{ids} ids");
+        }
+    }
+
+    /// Goal: nothing is left out while segments grow and split under the reader.
+    #[test]
+    fn an_index_is_gone_through_while_ids_are_added() {
+        let mut index = Index::new();
+        let old = 50_000;
+        (0..old).for_each(|id| assert_eq!(u64::from(index.find_or_insert(hash(id), id, id as u32)), id));
+        let (mut place, mut seen, mut fresh) = (Place::default(), vec![false; old as usize], old);
+        loop {
+            let buckets = index.next_buckets(&mut place);
+            if buckets.is_empty() {
+                break;
+            }
+            for (id, row) in buckets.iter().flat_map(entries).filter(|(id, _)| *id < old) {
+                assert_eq!(u64::from(row), id);
+                seen[row as usize] = true;
+            }
+            let more = fresh..(fresh + 150).min(600_000);
+            fresh = more.end;
+            more.for_each(|id| assert_eq!(u64::from(index.find_or_insert(hash(id), id, id as u32)), id));
+        }
+        assert_eq!((fresh, seen.iter().filter(|seen| !**seen).count()), (600_000, 0));
     }
 
     /// Goal: 23 bytes an id on average over all numbers of them, 40 in the worst moment of any

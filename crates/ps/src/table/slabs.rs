@@ -33,6 +33,11 @@ impl Slabs {
         self.len
     }
 
+    /// Floats per row.
+    pub(super) fn stride(&self) -> usize {
+        self.stride
+    }
+
     /// Bytes of the rows in use.
     pub(super) fn bytes(&self) -> u64 {
         u64::from(self.len) * self.stride as u64 * 4

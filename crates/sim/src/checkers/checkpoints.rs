@@ -47,12 +47,23 @@ pub fn read(scenario: &Scenario, disk: &Disk, id: u64) -> Result<(Manifest, Vec<
     for partition in 0..scenario.partitions() {
         let wrong = |reason: String| format!("checkpoint {id}, partition {partition}: {reason}");
         let file = manifest.partitions.get(&partition).ok_or_else(|| wrong("not in the manifest".into()))?;
-        let bytes = dir.files.get(&partition).ok_or_else(|| wrong("its file is not on disk".into()))?;
-        let sum = Sum { bytes: file.bytes, crc32: file.crc32 };
-        if Sum::of(bytes) != sum {
-            return Err(wrong(format!("the manifest says {sum:?}, and the file is {:?}", Sum::of(bytes))));
+        let mut chain = Vec::new();
+        for layer in manifest.chain(partition) {
+            let found = disk.checkpoint(layer.checkpoint).and_then(|dir| dir.files.get(&partition));
+            let missing =
+                || wrong(format!("its file is not on disk: that of checkpoint {}", layer.checkpoint));
+            let bytes = found.ok_or_else(missing)?;
+            let sum = Sum { bytes: layer.bytes, crc32: layer.crc32 };
+            if Sum::of(bytes) != sum {
+                return Err(wrong(format!(
+                    "the manifest says {sum:?}, and the file is {:?}",
+                    Sum::of(bytes)
+                )));
+            }
+            chain.push((layer.checkpoint, &bytes[..], sum));
         }
-        let contents = decode_contents(bytes).map_err(|e| wrong(e.chain()))?;
+        let bytes: Vec<&[u8]> = chain.iter().map(|(_, bytes, _)| *bytes).collect();
+        let contents = decode_contents(&bytes).map_err(|e| wrong(e.chain()))?;
         let (life, place) = (contents.head.incarnation, contents.head.partition);
         if (life, place) != (file.incarnation, PartitionId(partition)) {
             return Err(wrong(format!(
@@ -61,7 +72,7 @@ pub fn read(scenario: &Scenario, disk: &Disk, id: u64) -> Result<(Manifest, Vec<
             )));
         }
         if id % u64::from(scenario.partitions()) == u64::from(partition) {
-            decode(&scenario.model, bytes, place, life + 1, sum).map_err(|e| wrong(e.chain()))?;
+            decode(&scenario.model, place, life + 1, &chain).map_err(|e| wrong(e.chain()))?;
         }
         files.push(contents);
     }

@@ -162,6 +162,7 @@ pub fn job(values: &Values) -> JobSpec {
         checkpoint: CheckpointSpec {
             dir: option(v, "checkpoint.dir"),
             every: duration(v, "checkpoint.every"),
+            full_every: get(v, "checkpoint.full_every"),
             keep: get(v, "checkpoint.keep"),
         },
         output: option(v, "output"),

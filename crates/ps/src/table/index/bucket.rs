@@ -49,7 +49,7 @@ pub(super) fn fill(buckets: &mut [Bucket], home: usize, id: u64, row: u32) {
 }
 
 /// The ids of a bucket with their rows.
-pub(super) fn entries(bucket: &Bucket) -> impl Iterator<Item = (u64, u32)> {
+pub(in crate::table) fn entries(bucket: &Bucket) -> impl Iterator<Item = (u64, u32)> {
     (0..PLACES).filter_map(|i| Some((bucket[i], half(bucket, i).checked_sub(1)?)))
 }
 

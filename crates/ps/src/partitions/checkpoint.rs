@@ -1,0 +1,127 @@
+//! All partitions of a server into the files of a checkpoint.
+
+#![expect(clippy::disallowed_methods, reason = "an edge: it rests while others train")]
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, Builder};
+use std::time::Duration;
+
+use elasticdl_spec::PartitionId;
+use elasticdl_wire::failpoint;
+
+use super::{Partitions, Written};
+use crate::checkpoint::{self, Cut, Order};
+use crate::error::{Error, Result};
+
+/// Files written at a time: while one of them is synced, another one is made.
+const WRITERS: usize = 2;
+/// While somebody trains, a writer rests so many times as long as it works: it takes a sixteenth of a processor, and
+/// little of what memory and disk can do in any moment.
+const REST: u32 = 15;
+/// Work that is rested from at once, at most.
+const WORK_MAX: Duration = Duration::from_millis(20);
+
+impl Partitions {
+    /// Writes every partition into `dir`, a few at a time. Each is cut at one moment of its own and then taken away
+    /// piece by piece, so that its lock is held for about a millisecond at a time.
+    pub fn write_checkpoint(&self, dir: &Path, order: Order) -> Result<Vec<Written>> {
+        let todo = Mutex::new(VecDeque::from(self.ids()));
+        let todo = || todo.lock().unwrap_or_else(PoisonError::into_inner);
+        let write = || {
+            let mut written = Vec::new();
+            loop {
+                let Some(partition) = todo().pop_front() else { return Ok(written) };
+                match self.write_partition(partition, dir, order) {
+                    Ok(file) => written.push(file),
+                    Err(error) => {
+                        // A checkpoint without one of its files is none.
+                        todo().clear();
+                        return Err(error);
+                    }
+                }
+            }
+        };
+        let outcomes: Vec<Result<Vec<Written>>> = thread::scope(|scope| {
+            let writers: Vec<_> = (0..WRITERS.min(todo().len()))
+                .map(|i| Builder::new().name(format!("ps-write-{i}")).spawn_scoped(scope, write))
+                .collect();
+            let joined = writers.into_iter().map(|writer| {
+                let writer = writer.map_err(|e| Error::io("starting to write a checkpoint", e))?;
+                writer.join().map_err(|_| Error::Panicked("writing a checkpoint"))?
+            });
+            joined.collect()
+        });
+        let written: Result<Vec<Vec<Written>>> = outcomes.into_iter().collect();
+        let mut written: Vec<Written> = written?.into_iter().flatten().collect();
+        written.sort_unstable_by_key(|file| file.partition);
+        checkpoint::sync(dir)?;
+        Ok(written)
+    }
+
+    fn write_partition(&self, partition: PartitionId, dir: &Path, order: Order) -> Result<Written> {
+        let cut = self.with(partition, |p| Cut::begin(p, order)).ok_or(Error::Torn { partition })?;
+        let head = cut.head();
+        let (incarnation, base) = (head.incarnation, head.base);
+        let marks = head.marks.iter().map(|(task, open)| (*task, open.mark)).collect();
+        let written = match failpoint::reached("ps.cut") {
+            true => {
+                let broken = std::io::Error::other("a failpoint says so");
+                Err(Error::io(format!("writing the checkpoint of {partition}"), broken))
+            }
+            false => {
+                let mut pace = Pace::default();
+                checkpoint::write(cut, dir, |work| {
+                    pace.rest();
+                    let pushes = self.pushes.load(Ordering::Relaxed);
+                    let take = |p: &mut crate::Partition| {
+                        pace.saw(p.version().wrapping_add(pushes));
+                        work(p);
+                    };
+                    self.with(partition, take).ok_or(Error::CutLost { partition })
+                })
+            }
+        };
+        let over = |p: &mut crate::Partition| match &written {
+            Ok(_) => p.end_cut(order.checkpoint),
+            Err(_) => p.abandon_cut(order.checkpoint),
+        };
+        // One that is not here any more has no use for it.
+        let _ = self.with(partition, over);
+        Ok(Written { partition, incarnation, base, sum: written?, marks })
+    }
+}
+
+/// How a writer gives way to whoever trains. While nobody does it goes as fast as it can.
+#[derive(Debug, Default)]
+struct Pace {
+    /// Pushes that were seen.
+    pushes: Option<u64>,
+    /// Whether there were some since the last rest.
+    trained: bool,
+    /// What the thread had worked at the last rest.
+    rested_at: Duration,
+}
+
+impl Pace {
+    fn saw(&mut self, pushes: u64) {
+        self.trained |= self.pushes.replace(pushes).is_some_and(|before| before != pushes);
+    }
+
+    fn rest(&mut self) {
+        if std::mem::take(&mut self.trained) {
+            let work = processor_time().saturating_sub(self.rested_at);
+            thread::sleep(work.min(WORK_MAX) * REST);
+            self.rested_at = processor_time();
+        }
+    }
+}
+
+/// Processor time of the calling thread, without what it waits for disks; zero where the system does not tell.
+fn processor_time() -> Duration {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanoseconds = told.split_whitespace().next().and_then(|first| first.parse().ok());
+    Duration::from_nanos(nanoseconds.unwrap_or(0))
+}
