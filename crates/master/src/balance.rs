@@ -29,6 +29,8 @@ pub struct Balance<'a> {
     pub servers: &'a BTreeSet<u32>,
     /// Servers that could be given some now.
     pub able: &'a BTreeSet<u32>,
+    /// A partition that is to stay where it is.
+    pub pinned: Option<u32>,
 }
 
 impl Balance<'_> {
@@ -56,9 +58,13 @@ impl Balance<'_> {
         Some(Transfer { from, to, partitions: together.map(|(p, _)| *p as u32).collect() })
     }
 
+    fn is_pinned(&self, partition: usize) -> bool {
+        self.pinned == Some(partition as u32)
+    }
+
     /// The heaviest first, each to the server with the least.
     fn empty_those_that_leave(&self, shares: &mut BTreeMap<u32, f64>) -> Vec<(usize, u32)> {
-        let homeless = |p: &usize| !self.servers.contains(&self.places[*p]);
+        let homeless = |p: &usize| !self.servers.contains(&self.places[*p]) && !self.is_pinned(*p);
         let mut homeless: Vec<usize> = (0..self.places.len()).filter(homeless).collect();
         homeless.sort_by(|a, b| self.weights[*b].total_cmp(&self.weights[*a]));
         let mut steps = Vec::new();
@@ -84,7 +90,7 @@ impl Balance<'_> {
                 return steps;
             }
             let heavier = |p: &usize| (most - self.weights[*p]).max(least + self.weights[*p]);
-            let given = (0..places.len()).filter(|p| places[*p] == heavy);
+            let given = (0..places.len()).filter(|p| places[*p] == heavy && !self.is_pinned(*p));
             let best = given.min_by(|a, b| heavier(a).total_cmp(&heavier(b)));
             let Some(p) = best.filter(|p| most - heavier(p) >= GAIN * mean && most > least) else {
                 return steps;
@@ -119,7 +125,8 @@ mod tests {
         let servers = set(servers);
         let mut moved = 0;
         for _ in 0..100 {
-            let balance = Balance { places: &places, weights, servers: &servers, able: &servers };
+            let balance =
+                Balance { places: &places, weights, servers: &servers, able: &servers, pinned: None };
             let Some(transfer) = balance.next() else { return (places, moved) };
             for p in &transfer.partitions {
                 assert_eq!(places[*p as usize], transfer.from);
@@ -157,11 +164,13 @@ mod tests {
     fn nothing_moves_to_a_server_that_is_not_there() {
         let balance = |able: &[u32]| {
             let (servers, able) = (set(&[0, 1, 2]), set(able));
-            Balance { places: &[0, 1, 0, 1], weights: &[1.0; 4], servers: &servers, able: &able }.next()
+            let (places, weights) = (&[0, 1, 0, 1], &[1.0; 4]);
+            Balance { places, weights, servers: &servers, able: &able, pinned: Some(0) }.next()
         };
         assert_eq!(balance(&[0, 1]), None);
         assert_eq!(balance(&[]), None);
-        assert_eq!(balance(&[0, 1, 2]).unwrap().to, 2);
+        let transfer = balance(&[0, 1, 2]).unwrap();
+        assert_eq!((transfer.to, transfer.partitions), (2, vec![2]), "partition 0 stays");
     }
 
     #[test]

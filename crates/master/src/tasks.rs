@@ -373,9 +373,9 @@ impl Tasks {
         self.leased.is_empty() && self.interrupted.is_empty()
     }
 
-    /// Whether the task that is leased next was perhaps left in the middle of a step.
-    pub fn next_is_interrupted(&self) -> bool {
-        self.again.first().is_some_and(|task| self.interrupted.contains(&task))
+    /// Whether a task waits that was perhaps left in the middle of a step.
+    pub fn interrupted_waits(&self) -> bool {
+        self.again.tasks().any(|task| self.interrupted.contains(&task))
     }
 
     /// Whether as many tasks wait, of all epochs to come, as are leased.

@@ -20,6 +20,8 @@ pub mod audit;
 pub mod checkpoint;
 pub mod closed;
 pub mod error;
+pub mod gate;
+pub mod gatekeeper;
 pub mod marks;
 pub mod model;
 pub mod moving;

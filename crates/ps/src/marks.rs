@@ -110,6 +110,11 @@ impl Marks {
         self.closed.merge(covered);
     }
 
+    /// The task's mark.
+    pub fn mark(&self, task: TaskId) -> u64 {
+        if self.is_closed(task) { MARK_CLOSED } else { self.open.get(&task).map_or(0, |open| open.mark) }
+    }
+
     /// Open tasks with their marks and leases.
     pub fn open(&self) -> &BTreeMap<TaskId, Open> {
         &self.open

@@ -1,7 +1,11 @@
 //! What a server must know of a job: the shape of its model and how it is trained. Nothing else.
 
 use elasticdl_spec::placement::partition_of_tensor;
-use elasticdl_spec::{ModelShape, OptimizerSpec, PartitionId, Plan, TableSpec, TablesSpec};
+use elasticdl_spec::{
+    Consistency, JobSpec, ModelShape, OptimizerSpec, PartitionId, Plan, TableSpec, TablesSpec,
+};
+
+use crate::gate::Policy;
 
 /// The part of a [`Plan`] that partitions are built from.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,6 +22,8 @@ pub struct Model {
     pub partitions: u32,
     /// Whether the learning rate of a batch is divided by its staleness.
     pub modulates: bool,
+    /// What batches must be admitted for; `None`: they come as they come.
+    pub policy: Option<Policy>,
     /// For each table, what the job says of it.
     tables: Vec<TableSpec>,
     /// For each partition, which tensors of the shape are its own.
@@ -34,7 +40,8 @@ impl Model {
             tensors[partition_of_tensor(&tensor.name, partitions).0 as usize].push(i);
         }
         let tables = vec![TableSpec::default(); shape.tables.len()];
-        Model { job: job.into(), shape, optimizer, seed, partitions, modulates: false, tables, tensors }
+        let (job, modulates, policy) = (job.into(), false, None);
+        Model { job, shape, optimizer, seed, partitions, modulates, policy, tables, tensors }
     }
 
     /// The same with what a job says of single tables.
@@ -49,7 +56,8 @@ impl Model {
         let partitions = job.servers.partitions;
         let model =
             Model::new(&job.name, plan.shape.clone(), job.train.optimizer, job.train.seed, partitions);
-        Model { modulates: job.train.staleness_modulation, ..model.with_tables(&job.tables) }
+        let (modulates, policy) = (job.train.staleness_modulation, policy_of(job));
+        Model { modulates, policy, ..model.with_tables(&job.tables) }
     }
 
     /// What the job says of each table of the shape.
@@ -61,5 +69,12 @@ impl Model {
     /// `None`: the model has no such partition.
     pub fn tensors_of(&self, partition: PartitionId) -> Option<&[usize]> {
         self.tensors.get(partition.0 as usize).map(Vec::as_slice)
+    }
+}
+
+fn policy_of(job: &JobSpec) -> Option<Policy> {
+    match job.train.consistency {
+        Consistency::Asynchronous => job.staleness_bound().map(|most| Policy::Bounded(most.into())),
+        Consistency::Synchronous => Some(Policy::Steps(job.train.grads_to_wait.into())),
     }
 }

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::partition::Partition;
 use crate::partition::copy::Copied;
-use crate::requests::copy::{Handed, take_copied, take_handed};
+use crate::requests::copy::{Handed, Kept, take_copied, take_handed};
 
 /// Rows asked for at once: a few milliseconds of the other server's time.
 const ROWS: usize = 1 << 13;
@@ -94,12 +94,13 @@ pub fn fetch(
     // What has changed while the master wrote it down is copied while the other server still serves.
     copies.iter_mut().try_for_each(|copy| copy.catch_up(&mut peer))?;
     let handing = Instant::now();
-    copies.iter_mut().try_for_each(|copy| copy.have_handed_over(&mut peer, model))?;
+    let kept = peer.have_handed_over(&order.partitions, model)?;
     if failpoint::reached("ps.handed_over") {
         let broken = std::io::Error::other("a failpoint says so");
         return Err(Error::io("having partitions handed over", broken));
     }
-    let partitions = copies.into_iter().map(|copy| copy.finish(&mut peer)).collect::<Result<Vec<_>>>()?;
+    let finished = copies.into_iter().zip(kept).map(|(copy, kept)| copy.finish(&mut peer, kept));
+    let partitions = finished.collect::<Result<Vec<_>>>()?;
     info!(
         from = order.from,
         partitions = partitions.len(),
@@ -116,12 +117,11 @@ struct Copy {
     /// What it is at the other server.
     part: (PartitionId, u64),
     begun: bool,
-    handed: Option<Handed>,
 }
 
 impl Copy {
     fn new(partition: Partition, part: (PartitionId, u64)) -> Self {
-        Copy { partition, part, begun: false, handed: None }
+        Copy { partition, part, begun: false }
     }
 
     /// Copies until few rows are left.
@@ -159,30 +159,10 @@ impl Copy {
         }
     }
 
-    fn have_handed_over(&mut self, peer: &mut Peer<'_>, model: &Model) -> Result<()> {
-        let until = Instant::now() + PATIENCE;
-        loop {
-            match peer.hand_over(self.part, model)? {
-                Handed::NotNow if Instant::now() < until => std::thread::sleep(PAUSE),
-                Handed::NotNow => {
-                    let reason = "a batch has been staged there for too long".into();
-                    return Err(Error::Misfit { partition: self.part.0, reason });
-                }
-                Handed::NotThere => return Err(gone(self.part.0)),
-                handed => {
-                    self.handed = Some(handed);
-                    return Ok(());
-                }
-            }
-        }
-    }
-
     /// Copies what is left of a partition that was handed over.
-    fn finish(mut self, peer: &mut Peer<'_>) -> Result<Partition> {
+    fn finish(mut self, peer: &mut Peer<'_>, kept: Kept) -> Result<Partition> {
         while self.round(peer, 0)? > 0 {}
-        if let Some(Handed::Yes(head, tensors)) = self.handed {
-            self.partition.take_over(*head, tensors)?;
-        }
+        self.partition.take_over(kept.head, kept.tensors)?;
         Ok(self.partition)
     }
 }
@@ -212,12 +192,26 @@ impl<'a> Peer<'a> {
         take_copied(self.connection.answer.payload(), into)?.ok_or_else(|| gone(id))
     }
 
-    fn hand_over(&mut self, part: (PartitionId, u64), model: &Model) -> Result<Handed> {
-        self.request += 1;
-        ps::hand_over(&mut self.connection.out, self.request, part);
-        self.send()?;
-        self.receive(kind::HANDED)?;
-        Ok(take_handed(self.connection.answer.payload(), model, part.0)?)
+    /// Has partitions handed over, as soon as they can be.
+    fn have_handed_over(&mut self, parts: &[(PartitionId, u64)], model: &Model) -> Result<Vec<Kept>> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            self.request += 1;
+            ps::hand_over(&mut self.connection.out, self.request, parts);
+            self.send()?;
+            self.receive(kind::HANDED)?;
+            match take_handed(self.connection.answer.payload(), model, parts)? {
+                Handed::Yes(kept) => return Ok(kept),
+                Handed::NotNow if Instant::now() < until => std::thread::sleep(PAUSE),
+                refusal => {
+                    let reason = match refusal {
+                        Handed::NotNow => "a batch has been staged there for too long",
+                        _ => "one of them is not there any more",
+                    };
+                    return Err(Error::Misfit { partition: parts[0].0, reason: reason.into() });
+                }
+            }
+        }
     }
 
     fn send(&mut self) -> Result<()> {

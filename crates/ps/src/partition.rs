@@ -7,6 +7,7 @@
 pub mod copy;
 mod cut;
 mod stage;
+mod steps;
 
 use std::sync::Arc;
 
@@ -15,9 +16,11 @@ use elasticdl_spec::{LeaseId, PartitionId, Purpose, TableShape, TableSpec, TaskI
 use elasticdl_wire::ps::{Answer, PushHeader, Status};
 
 use self::stage::Stage;
+use self::steps::Steps;
 use crate::audit::Audit;
 use crate::closed::Closed;
 use crate::error::{Error, Result};
+use crate::gate::Policy;
 use crate::marks::Marks;
 use crate::model::Model;
 use crate::optimizer::Optimizer;
@@ -41,6 +44,7 @@ pub struct Partition {
     memory: Memory,
     /// What waits to be committed. It is not remembered: no checkpoint holds it.
     stage: Stage,
+    steps: Steps,
     /// How stale the gradients were that this life of it has applied.
     staleness: Staleness,
     /// Another server has taken it over.
@@ -106,6 +110,7 @@ impl Partition {
                 .collect(),
             memory: Memory::default(),
             stage: Stage::default(),
+            steps: Steps::default(),
             staleness: Staleness::default(),
             handed_over: false,
             load: 0,
@@ -228,12 +233,19 @@ impl Partition {
             return Ok(self.answer(Status::WrongIncarnation, 0));
         }
         let (status, mark) = self.memory.marks.judge(task, batch, lease);
+        let status = if status == Status::Ok && self.is_too_stale(push) { Status::Stale } else { status };
         if status == Status::Ok {
             self.check_values(push)?;
         }
         // A gap or a duplicate under a newer lease tells of that lease all the same.
         self.memory.marks.fence(task, lease);
         Ok(self.answer(status, mark))
+    }
+
+    /// Whether more were applied since the batch was pulled than the job allows.
+    fn is_too_stale(&self, push: &Push<'_>) -> bool {
+        let staleness = self.memory.version.saturating_sub(push.version);
+        matches!(self.model.policy, Some(Policy::Bounded(most)) if staleness > most)
     }
 
     /// Committed checkpoints cover these tasks: their marks shrink to the closed set.
@@ -249,24 +261,34 @@ impl Partition {
         self.memory.marks.close_all(covered);
     }
 
-    /// The only place where rows, tensors, mark, version and audit change.
     fn apply(&mut self, push: &Push<'_>) -> u64 {
-        let PushHeader { task, batch, lease, records, factor } = push.header;
+        let PushHeader { records, factor, .. } = push.header;
         let staleness = self.memory.version.saturating_sub(push.version);
         self.staleness.count(staleness);
         let factor = if self.model.modulates { factor / staleness.max(1) as f32 } else { factor };
         // A batch of which every record was set aside teaches nothing, and moves the mark all the same.
         if records > 0 {
-            for (table, rows) in self.tables.iter_mut().zip(push.tables) {
-                self.load += rows.gradients.len() as u64;
-                table.push(rows.ids, rows.gradients, &self.optimizer, factor);
-            }
-            for (tensor, gradient) in self.tensors.iter_mut().zip(push.tensors) {
-                // Once for the pull that comes with every batch, and once for this.
-                self.load += 2 * gradient.len() as u64;
-                tensor.push(gradient, &self.optimizer_of_tensors, factor);
-            }
+            self.learn(push.tables, push.tensors, factor);
         }
+        self.count(&push.header)
+    }
+
+    /// The only place where rows and tensors change; [`Partition::count`] follows for each batch that is in them.
+    fn learn(&mut self, tables: &[RowGradients<'_>], tensors: &[&[f32]], factor: f32) {
+        for (table, rows) in self.tables.iter_mut().zip(tables) {
+            self.load += rows.gradients.len() as u64;
+            table.push(rows.ids, rows.gradients, &self.optimizer, factor);
+        }
+        for (tensor, gradient) in self.tensors.iter_mut().zip(tensors) {
+            // Once for the pull that comes with every batch, and once for this.
+            self.load += 2 * gradient.len() as u64;
+            tensor.push(gradient, &self.optimizer_of_tensors, factor);
+        }
+    }
+
+    /// The only place where mark, version and audit change: a batch is applied. Tells the new mark.
+    fn count(&mut self, header: &PushHeader) -> u64 {
+        let PushHeader { task, batch, lease, records, .. } = *header;
         self.memory.audit.count(task, batch, records);
         self.memory.version += 1;
         self.memory.marks.fence(task, lease);

@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::checkpoint::Sum;
 use crate::closed::Closed;
 use crate::error::{Error, Result};
+use crate::gatekeeper::Gatekeeper;
 use crate::model::Model;
 use crate::partition::Partition;
 use crate::staleness::Staleness;
@@ -25,6 +26,8 @@ use crate::table::Table;
 pub struct Partitions {
     model: Arc<Model>,
     held: RwLock<BTreeMap<PartitionId, Arc<Mutex<Partition>>>>,
+    /// Admits batches, where the job has that and partition 0 is here.
+    gatekeeper: Option<Gatekeeper>,
     pulls: AtomicU64,
     pushes: AtomicU64,
 }
@@ -71,12 +74,18 @@ impl Partitions {
     /// None yet, of this model.
     pub fn new(model: Arc<Model>) -> Self {
         let (pulls, pushes) = (AtomicU64::new(0), AtomicU64::new(0));
-        Partitions { model, held: RwLock::default(), pulls, pushes }
+        let gatekeeper = model.policy.map(Gatekeeper::new);
+        Partitions { model, held: RwLock::default(), gatekeeper, pulls, pushes }
     }
 
     /// The model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
+    }
+
+    /// Who admits batches.
+    pub(crate) fn gatekeeper(&self) -> Option<&Gatekeeper> {
+        self.gatekeeper.as_ref()
     }
 
     /// Holds `partition` from now on, in place of an earlier life of it.

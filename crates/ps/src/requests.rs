@@ -10,6 +10,7 @@ use elasticdl_wire as wire;
 use elasticdl_wire::failpoint;
 use elasticdl_wire::floats;
 use elasticdl_wire::frame::{Frame, Limits, Payload};
+use elasticdl_wire::gate::{self, Said};
 use elasticdl_wire::ps::{self, Answer, PullMode, Status, kind};
 
 use crate::error::{Error, Result};
@@ -27,6 +28,8 @@ pub struct Requests<'p> {
     tensors: Vec<&'static [f32]>,
     rounded: Rounded,
     copies: copy::Copies<'p>,
+    /// What the gate knows this connection by; given with its first question.
+    connection: Option<u64>,
 }
 
 /// Room for what does not travel as f32: by table, its rows or gradients.
@@ -36,15 +39,9 @@ impl<'p> Requests<'p> {
     /// Answers from these partitions; an answer is no longer than a request may be.
     pub fn new(partitions: &'p Partitions, limits: Limits) -> Self {
         let rounded = vec![Vec::new(); partitions.model().shape.tables.len()];
-        Requests {
-            partitions,
-            limits,
-            answers: Vec::new(),
-            tables: Vec::new(),
-            tensors: Vec::new(),
-            rounded,
-            copies: copy::Copies::new(partitions),
-        }
+        let (answers, tables, tensors) = (Vec::new(), Vec::new(), Vec::new());
+        let copies = copy::Copies::new(partitions);
+        Requests { partitions, limits, answers, tables, tensors, rounded, copies, connection: None }
     }
 
     /// Does what `request` asks for and writes the answer to `reply`.
@@ -62,6 +59,8 @@ impl<'p> Requests<'p> {
             kind::FENCE => self.fence(request, reply),
             kind::COPY => self.copy(request, reply),
             kind::HAND_OVER => self.hand_over(request, reply),
+            kind::GATE => self.gate(request, reply),
+            kind::STEP => self.step(request, reply),
             other => Err(wire::Error::Malformed(format!("{other:#x} is no request")).into()),
         }
     }
@@ -172,6 +171,55 @@ impl<'p> Requests<'p> {
         }
         ps::answers(reply, kind::FENCED, request.request(), &self.answers);
         Ok(())
+    }
+}
+
+impl Requests<'_> {
+    /// Has partitions apply a step.
+    fn step(&mut self, request: &Frame, reply: &mut Frame) -> Result<()> {
+        let mut payload = request.payload();
+        let (decision, parts) = gate::take_step(&mut payload)?;
+        let mut rest = payload;
+        rest.take_all(2 * parts)?;
+        rest.end()?;
+        self.answers.clear();
+        for part in 0..parts {
+            if part > 0 {
+                between_partitions()?;
+            }
+            let (id, incarnation) = ps::take_part(&mut payload)?;
+            let committed = self.partitions.with(id, |p| p.commit_step(&decision, incarnation));
+            self.answers.push(committed.unwrap_or(Ok(not_here(id)))?);
+        }
+        ps::answers(reply, kind::PUSHED, request.request(), &self.answers);
+        Ok(())
+    }
+
+    /// Asks the gate, which may wait for a moment.
+    fn gate(&mut self, request: &Frame, reply: &mut Frame) -> Result<()> {
+        let (incarnation, ask, committed) = gate::take_ask(request.payload())?;
+        let keeper = self.partitions.gatekeeper();
+        let keeper = keeper.ok_or_else(|| wire::Error::Malformed("this job has no gate".into()))?;
+        let beside = self.partitions.with(PartitionId(0), |p| (p.admit(incarnation), p.version()));
+        let said = match beside {
+            None => Said::only(Status::NotHere),
+            Some((Status::Ok, version)) => {
+                let connection = *self.connection.get_or_insert_with(|| keeper.connect());
+                keeper.answer(connection, (incarnation, version), ask, committed)
+            }
+            Some((other, _)) => Said::only(other),
+        };
+        gate::said(reply, request.request(), &said);
+        Ok(())
+    }
+}
+
+/// A connection that ends gives back its permits.
+impl Drop for Requests<'_> {
+    fn drop(&mut self) {
+        if let (Some(keeper), Some(connection)) = (self.partitions.gatekeeper(), self.connection) {
+            keeper.lost(connection);
+        }
     }
 }
 
@@ -336,6 +384,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::gate::Policy;
     use crate::test_model::{ids_of, model, rounded_model};
 
     fn partitions() -> Partitions {
@@ -450,13 +499,15 @@ mod tests {
         fn any_words_are_answered_or_refused(
             request in prop_oneof![
                 Just(kind::PULL), Just(kind::PUSH), Just(kind::FENCE), Just(kind::STAGE), Just(kind::COMMIT),
-                Just(kind::COPY), Just(kind::HAND_OVER),
-                any::<u32>(),
+                Just(kind::COPY), Just(kind::HAND_OVER), Just(kind::GATE), Just(kind::STEP), any::<u32>(),
             ],
             words in proptest::collection::vec(prop_oneof![8 => 0..4u64, 1 => any::<u64>()], 0..60),
             rounded: bool,
+            policy in prop_oneof![Just(None), Just(Some(Policy::Bounded(1))), Just(Some(Policy::Steps(2)))],
         ) {
-            let partitions = partitions_of(&if rounded { rounded_model() } else { model() });
+            let mut model = (*if rounded { rounded_model() } else { model() }).clone();
+            model.policy = policy;
+            let partitions = partitions_of(&Arc::new(model));
             let mut requests = Requests::new(&partitions, Limits { words_max: 1 << 12 });
             let (mut frame, mut reply) = (Frame::default(), Frame::default());
             frame.begin(request, 1);

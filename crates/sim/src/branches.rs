@@ -82,6 +82,13 @@ branches! {
     Staged: "staged: a batch is kept by a partition",
     StepCommitted: "staged: a batch that was kept is applied",
     HalfCommitted: "staged: a step that is committed somewhere is committed everywhere",
+    NotAdmitted: "bounded: a worker waits at the gate",
+    PushStale: "bounded: a push is refused because it is too stale",
+    StepApplied: "steps: a partition applies a step",
+    StepAgain: "steps: a partition is told again of a step that it has applied",
+    StepStale: "steps: a batch comes too late for its step",
+    StepLate: "steps: a batch was in a step that somebody else saw to",
+    StepsBack: "steps: all partitions go back to the checkpoint",
     RolledBack: "staged: all partitions go back to the checkpoint",
     Replayed: "replay: tasks that were done are opened again",
     ServerReborn: "replay: partitions begin another life",
@@ -128,10 +135,15 @@ impl Branches {
         self.0.iter_mut().zip(&other.0).for_each(|(mine, theirs)| *mine += theirs);
     }
 
-    /// Those that were never met and should have been. What staged steps alone meet is looked for only there,
-    /// and of the others not all can be met by one worker.
+    /// Those that were never met and should have been. What staged steps or a gate alone meet is looked for only
+    /// there, and of the others not all can be met by one worker.
     pub fn never(&self, kind: Kind) -> Vec<&'static str> {
-        let due = |text: &str| text.starts_with("staged:") == (kind == Kind::Staged);
+        let due = |text: &str| match kind {
+            Kind::Usual => !["staged:", "bounded:", "steps:"].iter().any(|of| text.starts_with(of)),
+            Kind::Staged => text.starts_with("staged:"),
+            Kind::Synchronous => text.starts_with("steps:"),
+            Kind::Bounded => text.starts_with("bounded:"),
+        };
         let never = |(branch, text): &&(Branch, &'static str)| self.of(*branch) == 0 && due(text);
         Branch::ALL.iter().filter(never).map(|(_, text)| *text).collect()
     }

@@ -8,7 +8,7 @@
 //! - [`world`]: the loop. [`queue`]: what happens next. [`trace`]: what happened.
 //! - [`net`], [`disk`], [`processes`]: what the edges touch.
 //! - [`master`], [`server`], [`worker`]: the edges themselves, as in the crates of these names; `pipeline`: a
-//!   worker's tasks.
+//!   worker's tasks; [`gate`]: who admits their batches.
 //! - [`checkers`]: what must hold. [`sabotage`]: how they are made to fail.
 //! - [`branches`]: what was met. [`run`]: many seeds, each twice.
 
@@ -16,6 +16,7 @@ pub mod branches;
 pub mod checkers;
 pub mod disk;
 pub mod faults;
+pub mod gate;
 pub mod master;
 pub mod moving;
 pub mod net;

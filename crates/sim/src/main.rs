@@ -41,6 +41,12 @@ struct Args {
     /// Draws worlds with staged steps.
     #[arg(long)]
     staged: bool,
+    /// Draws worlds with a bound on staleness.
+    #[arg(long, conflicts_with = "staged")]
+    bounded: bool,
+    /// Draws worlds whose steps have several batches.
+    #[arg(long, conflicts_with_all = ["staged", "bounded"])]
+    synchronous: bool,
     /// Threads; as many as there are cores by default.
     #[arg(long)]
     threads: Option<usize>,
@@ -49,7 +55,12 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     keep_panics_quiet();
-    let kind = if args.staged { Kind::Staged } else { Kind::Usual };
+    let kind = match (args.staged, args.bounded) {
+        (true, _) => Kind::Staged,
+        (_, true) => Kind::Bounded,
+        _ if args.synchronous => Kind::Synchronous,
+        _ => Kind::Usual,
+    };
     if let Some(seed) = args.seed {
         return run_one(seed, kind, usize::MAX);
     }

@@ -349,6 +349,9 @@ impl World {
                 if self.scenario.is_deterministic() {
                     self.branches.count(Branch::RolledBack);
                 }
+                if self.scenario.is_synchronous() {
+                    self.branches.count(Branch::StepsBack);
+                }
                 if m.writing.take().is_some() {
                     self.branches.count(Branch::CheckpointAbandoned);
                 }

@@ -34,10 +34,10 @@ pub enum Said {
     Copy(PartitionId, u64, bool),
     /// Some rows, and how many are left. `None`: this life of the partition is not here.
     Copied(Option<(Copied, usize)>),
-    /// Serve it no more, and tell what is left.
-    HandOver(PartitionId, u64),
-    /// What there is beside rows; `None`: not now, or not here any more.
-    Handed(Result<Box<Handed>, Refusal>),
+    /// Serve them no more, and tell what is left.
+    HandOver(Vec<(PartitionId, u64)>),
+    /// What each has beside rows, or why none is handed over.
+    Handed(Result<Vec<Handed>, Refusal>),
 }
 
 /// A partition without its rows.
@@ -76,7 +76,7 @@ struct Copy {
     id: PartitionId,
     incarnation: u64,
     begun: bool,
-    handed: Option<Box<Handed>>,
+    handed: Option<Handed>,
 }
 
 impl World {
@@ -101,10 +101,10 @@ impl World {
     /// Asks the other server for what comes next.
     fn fetch_next(&mut self, pid: Pid, server: &mut Server) {
         let Some(fetching) = &mut server.fetching else { return };
+        let waits = fetching.taken && fetching.copies.iter().any(|copy| copy.handed.is_none());
+        let all: Vec<_> = fetching.copies.iter().map(|copy| (copy.id, copy.incarnation)).collect();
         let said = match fetching.copies.get_mut(fetching.at) {
-            Some(copy) if fetching.taken && copy.handed.is_none() => {
-                Said::HandOver(copy.id, copy.incarnation)
-            }
+            _ if waits => Said::HandOver(all),
             Some(copy) => {
                 let from_start = !std::mem::replace(&mut copy.begun, true);
                 Said::Copy(copy.id, copy.incarnation, from_start)
@@ -145,17 +145,8 @@ impl World {
                 });
                 self.say(pid, from, number, Said::Copied(copied));
             }
-            Said::HandOver(id, incarnation) => {
-                let partition = server.partitions.get_mut(&id);
-                let handed = match partition.filter(|p| p.admit_copy(incarnation) == Status::Ok) {
-                    None => Err(Refusal::NotHere),
-                    Some(partition) => {
-                        let tensors = partition.tensors().iter();
-                        let tensors = tensors.map(|t| (t.values().to_vec(), t.slots().to_vec())).collect();
-                        let head = partition.hand_over().ok_or(Refusal::NotNow);
-                        head.map(|head| Box::new(Handed { head, tensors }))
-                    }
-                };
+            Said::HandOver(parts) => {
+                let handed = hand_over(server, &parts);
                 self.say(pid, from, number, Said::Handed(handed));
             }
             answer => self.peer_answered(pid, server, number, answer),
@@ -174,9 +165,11 @@ impl World {
                 self.fetch_next(pid, server);
             }
             Said::Handed(Ok(handed)) => {
-                copy.handed = Some(handed);
+                for (copy, handed) in fetching.copies.iter_mut().zip(handed) {
+                    copy.handed = Some(handed);
+                }
                 // Sabotage: what has changed since it was copied is forgotten.
-                fetching.at += usize::from(forgets);
+                fetching.at = if forgets { fetching.copies.len() } else { 0 };
                 self.fetch_next(pid, server);
             }
             Said::Handed(Err(Refusal::NotNow)) => {
@@ -237,7 +230,7 @@ impl World {
         let Some(fetching) = server.fetching.take() else { return };
         self.branches.count(Branch::Moved);
         for mut copy in fetching.copies {
-            let Handed { mut head, tensors } = *copy.handed.expect("all were handed over");
+            let Handed { mut head, tensors } = copy.handed.expect("all were handed over");
             if self.sabotage == Sabotage::LastRowsLost {
                 head.rows = copy.partition.tables().iter().map(|table| table.len() as u64).collect();
             }
@@ -252,4 +245,27 @@ impl World {
         let ready = ReadyRequest { partitions: server.held(), ..ReadyRequest::default() };
         self.call(pid, Question::Ready(ready));
     }
+}
+
+/// All of these, or none.
+fn hand_over(server: &mut Server, parts: &[(PartitionId, u64)]) -> Result<Vec<Handed>, Refusal> {
+    let mut handed = Vec::new();
+    for (id, incarnation) in parts {
+        let partition = server.partitions.get_mut(id).filter(|p| p.admit_copy(*incarnation) == Status::Ok);
+        let refusal = if partition.is_some() { Refusal::NotNow } else { Refusal::NotHere };
+        match partition.and_then(|partition| Some((partition.hand_over()?, partition))) {
+            Some((head, partition)) => {
+                let tensors = partition.tensors().iter();
+                let tensors = tensors.map(|t| (t.values().to_vec(), t.slots().to_vec())).collect();
+                handed.push(Handed { head, tensors });
+            }
+            None => {
+                for (id, _) in &parts[..handed.len()] {
+                    server.partitions.get_mut(id).expect("it was handed over").keep();
+                }
+                return Err(refusal);
+            }
+        }
+    }
+    Ok(handed)
 }

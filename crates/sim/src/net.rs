@@ -7,9 +7,11 @@ use std::time::Duration;
 use elasticdl_master::job::{Answer, Caller, Event, Need, Ticket};
 use elasticdl_spec::{LeaseId, PartitionId, TaskId};
 use elasticdl_wire::control::{CheckpointWrittenRequest, CopiedRequest, ReadyRequest, ReportRequest, Role};
+use elasticdl_wire::gate::{Ask, Decision, Said};
 use elasticdl_wire::ps::{self, Commit, PushHeader};
 
 use crate::branches::Branch;
+use crate::gate::Word;
 use crate::processes::Process;
 use crate::world::{Action, World};
 
@@ -74,12 +76,25 @@ pub struct Request {
     pub from: (Pid, u64),
     /// What is asked of each of them.
     pub what: Asked,
-    /// The partitions with the incarnations that the worker believes in, and the rows in question.
-    pub parts: Vec<(PartitionId, u64, Vec<u64>)>,
+    /// What is asked of which partitions.
+    pub parts: Vec<Part>,
+}
+
+/// What is asked of one partition.
+#[derive(Debug)]
+pub struct Part {
+    /// Which partition.
+    pub id: PartitionId,
+    /// The incarnation that the worker believes in.
+    pub incarnation: u64,
+    /// The version that it pulled.
+    pub version: u64,
+    /// The rows in question.
+    pub rows: Vec<u64>,
 }
 
 /// What a partition is asked.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub enum Asked {
     /// To raise a fence.
     Fence(TaskId, LeaseId),
@@ -91,6 +106,8 @@ pub enum Asked {
     Stage(PushHeader),
     /// To apply the batch that is kept.
     Commit(Commit),
+    /// To apply the batches that make a step.
+    Step(Rc<Decision>),
 }
 
 impl World {
@@ -159,6 +176,18 @@ impl World {
         let Some(server) = self.at_address(address) else { return };
         let request = Rc::new(request);
         self.send(Duration::ZERO, || Action::Request { pid: server, request: Rc::clone(&request) });
+    }
+
+    /// Says something to the gate, if somebody is at the address.
+    pub(crate) fn send_word(&mut self, address: &str, word: Word) -> bool {
+        let Some(server) = self.at_address(address) else { return false };
+        self.send(Duration::ZERO, || Action::Gate { pid: server, word });
+        true
+    }
+
+    /// The gate answers a worker.
+    pub(crate) fn send_said(&mut self, (pid, round): (Pid, u64), ask: Ask, said: Said) {
+        self.send(Duration::ZERO, || Action::GateSaid { pid, round, ask, said: Box::new(said.clone()) });
     }
 
     /// Answers a worker.

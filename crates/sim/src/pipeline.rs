@@ -1,12 +1,15 @@
 //! A task on its way through a virtual worker: fence, pull, compute, push, one batch at a time, each asked of
 //! all partitions until all have answered, as the real pipeline and its client do.
 
+use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::Duration;
 
 use elasticdl_ps::marks::MARK_CLOSED;
 use elasticdl_spec::placement::partition_of_row;
 use elasticdl_spec::scores::Scores;
 use elasticdl_spec::{PartitionId, Purpose};
+use elasticdl_wire::gate::Decision;
 use elasticdl_wire::ps::{self, Commit, PushHeader, Status};
 use elasticdl_worker::pipeline::Outcome;
 use elasticdl_worker::ps_client::Topology;
@@ -15,7 +18,7 @@ use elasticdl_worker::store::Generation;
 use elasticdl_worker::task::{Claim, Leased};
 
 use crate::branches::Branch;
-use crate::net::{Asked, Pid, Request};
+use crate::net::{Asked, Part, Pid, Request};
 use crate::processes::Timer;
 use crate::sabotage::Sabotage;
 use crate::scenario::Scenario;
@@ -23,7 +26,7 @@ use crate::worker::Worker;
 use crate::world::World;
 
 /// How long a server may take to answer before it is asked again.
-const ROUND_DEADLINE: Duration = Duration::from_millis(700);
+pub(crate) const ROUND_DEADLINE: Duration = Duration::from_millis(700);
 
 /// The task under way.
 #[derive(Debug)]
@@ -36,12 +39,28 @@ pub(crate) struct Active {
     /// The lives in which the fence was raised.
     pub(crate) within: Generation,
     pub(crate) incarnations: Vec<u64>,
+    /// By partition: how many pushes it had applied when the batch was pulled.
+    pub(crate) versions: BTreeMap<PartitionId, u64>,
+    /// What the batch was admitted by, where there is a gate.
+    pub(crate) permit: Option<u64>,
+    /// The version that it is to be computed from, where several batches make a step.
+    pub(crate) version: u64,
+    /// The step that is being committed.
+    pub(crate) step_decided: Option<Rc<Decision>>,
     pub(crate) round: Round,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Fence,
+    /// The gate is asked.
+    Admit,
+    /// The gate is told that the batch is staged everywhere.
+    Tell,
+    /// The gate is asked what was decided.
+    Look,
+    /// What it has decided is committed.
+    Together,
     Pull,
     Compute,
     Push,
@@ -55,7 +74,12 @@ pub(crate) enum Step {
 impl Step {
     /// Whether a batch is on its way to the partitions.
     pub(crate) fn lands(self) -> bool {
-        matches!(self, Step::Push | Step::Stage | Step::Commit)
+        matches!(self, Step::Push | Step::Stage | Step::Commit | Step::Tell | Step::Look | Step::Together)
+    }
+
+    /// Whether it is the gate that is asked.
+    pub(crate) fn asks_gate(self) -> bool {
+        matches!(self, Step::Admit | Step::Tell | Step::Look)
     }
 }
 
@@ -87,6 +111,10 @@ impl World {
             batch: 0,
             within: Generation::default(),
             incarnations: Vec::new(),
+            versions: BTreeMap::new(),
+            permit: None,
+            version: 0,
+            step_decided: None,
             round: Round::default(),
         });
         self.begin_round(pid, worker);
@@ -94,8 +122,8 @@ impl World {
 
     pub(crate) fn let_go(&mut self, pid: Pid, worker: &mut Worker, claim: Claim) {
         worker.queue.retain(|leased| leased.claim != claim);
-        if worker.active.as_ref().is_some_and(|active| active.leased.claim == claim) {
-            worker.active = None;
+        if let Some(active) = worker.active.take_if(|active| active.leased.claim == claim) {
+            self.give_back(pid, worker, active.permit, false);
         }
         self.proceed(pid, worker);
     }
@@ -125,10 +153,17 @@ impl World {
         let other = active.within != topology.generation && self.sabotage != Sabotage::IncarnationsOff;
         match active.step {
             Step::Fence if active.within != topology.generation => return self.begin_round(pid, worker),
-            Step::Push | Step::Stage | Step::Commit | Step::Finish if other => return self.redo(pid, worker),
+            Step::Push | Step::Stage | Step::Commit | Step::Finish | Step::Together if other => {
+                return self.redo(pid, worker);
+            }
+            Step::Admit | Step::Tell | Step::Look if other => return self.redo(pid, worker),
             _ => {}
         }
         active.round.number = number;
+        if active.step.asks_gate() {
+            self.ask_the_gate(pid, worker);
+            return self.set_timer(pid, ROUND_DEADLINE, Timer::RoundLate(number));
+        }
         let requests = requests_of(self, (pid, number), active, &topology);
         active.round.outstanding = requests.len() as u32;
         let (step, pending) = (active.step, active.round.pending.len());
@@ -180,6 +215,9 @@ impl World {
         worker.round_next += 1;
         let number = worker.round_next;
         let Some(active) = &mut worker.active else { return };
+        if active.step == Step::Admit {
+            worker.connection += 1; // The pusher's connection carries no permits.
+        }
         // Answers that come from now on are of a connection that is closed.
         active.round.number = number;
         self.set_timer(pid, pause, Timer::AskAgain(number));
@@ -199,6 +237,17 @@ impl World {
             Step::Fence | Step::Push | Step::Stage | Step::Commit | Step::Finish if any(Status::Fenced) => {
                 self.lost(pid, worker);
             }
+            Step::Admit | Step::Tell | Step::Look => {}
+            Step::Together => self.step_committed(pid, worker),
+            Step::Stage if self.scenario.is_synchronous() => {
+                match active.round.answers.iter().all(|a| a.status == Status::Ok) {
+                    true => {
+                        active.step = Step::Tell;
+                        self.begin_round(pid, worker);
+                    }
+                    false => self.redo(pid, worker),
+                }
+            }
             Step::Fence => {
                 let marks = || active.round.answers.iter().map(|answer| answer.mark);
                 let (lowest, highest) = (marks().min().unwrap_or(MARK_CLOSED), marks().max().unwrap_or(0));
@@ -214,7 +263,9 @@ impl World {
                 }
                 self.next_batch(pid, worker);
             }
-            Step::Push | Step::Stage | Step::Commit if any(Status::Gap) || any(Status::NotStaged) => {
+            Step::Push | Step::Stage | Step::Commit
+                if any(Status::Gap) || any(Status::NotStaged) || any(Status::Stale) =>
+            {
                 self.redo(pid, worker);
             }
             Step::Stage => {
@@ -226,7 +277,13 @@ impl World {
             Step::Pull if active.leased.claim.task.purpose == Purpose::Evaluate => {
                 self.finish(pid, worker);
             }
-            Step::Pull => self.compute(pid, worker),
+            Step::Pull if self.scenario.is_synchronous() && active.is_pulled_elsewhere() => {
+                self.redo(pid, worker);
+            }
+            Step::Pull => {
+                active.versions = active.round.answers.iter().map(|a| (a.partition, a.version)).collect();
+                self.compute(pid, worker);
+            }
             Step::Compute => {}
         }
     }
@@ -243,6 +300,8 @@ impl World {
         let Some(active) = worker.active.as_mut().filter(|a| a.leased.claim == claim) else { return };
         active.batch += 1;
         active.step = Step::Compute;
+        let permit = active.permit.take();
+        self.give_back(pid, worker, permit, true);
         let records = records.end - records.start;
         self.session(pid, worker, Input::Applied { claim, records, loss_sum: 1.0 });
         if worker.active.as_ref().is_some_and(|a| a.leased.claim == claim && a.step == Step::Compute) {
@@ -269,10 +328,19 @@ impl World {
 
     pub(crate) fn next_batch(&mut self, pid: Pid, worker: &mut Worker) {
         let Some(active) = &mut worker.active else { return };
+        let claim = active.leased.claim;
+        let staged = worker.staged.iter().any(|staged| staged.claim == claim);
+        if (active.batch >= active.batches || worker.ending) && staged {
+            active.step = Step::Look;
+            return self.begin_round(pid, worker);
+        }
         if active.batch >= active.batches {
             return self.finish(pid, worker);
         }
-        if self.scenario.pulls {
+        if self.scenario.plan.job.is_gated() {
+            active.step = Step::Admit;
+            self.begin_round(pid, worker);
+        } else if self.scenario.pulls {
             active.step = Step::Pull;
             self.begin_round(pid, worker);
         } else {
@@ -291,11 +359,15 @@ impl World {
     }
 
     /// A partition came back without batches that it had: from the marks again.
-    fn redo(&mut self, pid: Pid, worker: &mut Worker) {
+    pub(crate) fn redo(&mut self, pid: Pid, worker: &mut Worker) {
         self.branches.count(Branch::Redo);
         let Some(active) = &mut worker.active else { return };
         let Claim { task, lease } = active.leased.claim;
         active.step = Step::Fence;
+        let permit = active.permit.take();
+        let generation = worker.directory.known().generation;
+        worker.staged.retain(|staged| staged.within == generation);
+        self.give_back(pid, worker, permit, false);
         self.note("redo", [pid.into(), task.as_u64(), lease.n], || {
             format!("pid {pid}: {task} lease {lease}")
         });
@@ -305,6 +377,7 @@ impl World {
     fn lost(&mut self, pid: Pid, worker: &mut Worker) {
         self.branches.count(Branch::TaskLost);
         let Some(active) = worker.active.take() else { return };
+        self.give_back(pid, worker, active.permit, false);
         self.session(pid, worker, Input::Ended(active.leased.claim, Outcome::Lost));
     }
 
@@ -328,13 +401,18 @@ impl World {
 }
 
 impl Active {
+    /// Whether a partition was pulled from at another version than the step's.
+    fn is_pulled_elsewhere(&self) -> bool {
+        self.round.answers.iter().any(|answer| answer.version != self.version)
+    }
+
     /// Whether the batch under way is set aside.
     pub(crate) fn is_quarantined(&self) -> bool {
         self.leased.quarantined.contains(&self.batch)
     }
 
     /// Records of all batches of the task that are set aside.
-    fn set_aside(&self, scenario: &Scenario) -> u64 {
+    pub(crate) fn set_aside(&self, scenario: &Scenario) -> u64 {
         let records = |batch: &u64| scenario.records(&self.leased.shard, *batch);
         self.leased.quarantined.iter().map(records).map(|records| records.end - records.start).sum()
     }
@@ -358,7 +436,10 @@ fn requests_of(
     let header = PushHeader { task, batch, lease, records: records.end - records.start, factor: 1.0 };
     let what = match active.step {
         Step::Fence => Asked::Fence(task, lease),
-        Step::Pull | Step::Compute => Asked::Pull,
+        Step::Together => {
+            Asked::Step(Rc::clone(active.step_decided.as_ref().expect("it is being committed")))
+        }
+        Step::Admit | Step::Tell | Step::Look | Step::Pull | Step::Compute => Asked::Pull,
         Step::Push => Asked::Push(header),
         Step::Stage => Asked::Stage(header),
         Step::Commit | Step::Finish => Asked::Commit(Commit { task, batch, lease }),
@@ -372,10 +453,16 @@ fn requests_of(
             continue;
         }
         let lives_here = |record: &u64| births && partition_of_row(*record, partitions) == *id;
-        let part = (*id, place.incarnation, records.clone().filter(lives_here).collect());
+        let part = Part {
+            id: *id,
+            incarnation: place.incarnation,
+            version: active.versions.get(id).copied().unwrap_or(0),
+            rows: records.clone().filter(lives_here).collect(),
+        };
         match requests.iter_mut().find(|(address, _)| *address == place.address) {
             Some((_, request)) => request.parts.push(part),
-            None => requests.push((place.address.clone(), Request { from, what, parts: vec![part] })),
+            None => requests
+                .push((place.address.clone(), Request { from, what: what.clone(), parts: vec![part] })),
         }
     }
     requests

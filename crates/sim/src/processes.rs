@@ -75,6 +75,8 @@ pub enum Timer {
     RoundLate(u64),
     /// The pause after that round is over.
     AskAgain(u64),
+    /// The gate is asked again in this round.
+    AskGate(u64),
     /// A server has read its partitions.
     Opened,
     /// A server has written a file.
@@ -120,6 +122,9 @@ impl World {
         process.body = None;
         process.calls.clear();
         let (role, id) = (process.role, process.id);
+        if role == Role::Worker {
+            self.connections_lost(pid);
+        }
         self.note("exit", [pid.into(), id.into(), code.is_some().into()], || {
             format!("pid {pid}: {role:?} {id} code {code:?}")
         });

@@ -20,6 +20,10 @@ pub enum Sabotage {
     TornCut,
     /// A server takes a partition over without the rows that changed while it was copied.
     LastRowsLost,
+    /// A server leaves a batch out of a step now and then.
+    StepsOff,
+    /// A server applies what is too stale.
+    StaleOff,
     /// Servers never tell that they have written a checkpoint.
     NoCheckpoints,
 }

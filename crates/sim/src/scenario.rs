@@ -10,7 +10,8 @@ use elasticdl_spec::mix::Rng;
 use elasticdl_spec::resolve::{Inputs, resolve};
 use elasticdl_spec::shape::RowPart;
 use elasticdl_spec::{
-    Initializer, JobSpec, ModelShape, OptimizerSpec, Plan, Shard, TableShape, TaskId, TensorShape,
+    Consistency, Initializer, JobSpec, ModelShape, OptimizerSpec, Plan, Shard, TableShape, TaskId,
+    TensorShape,
 };
 
 /// A world before anything has happened in it.
@@ -54,6 +55,10 @@ pub enum Kind {
     Usual,
     /// One worker whose steps are staged, so that the outcome depends on nothing that dies.
     Staged,
+    /// Many workers whose batches are admitted by a gate, so that none is too stale.
+    Bounded,
+    /// Many workers whose batches are applied together, several in a step.
+    Synchronous,
 }
 
 /// How messages travel until the faults stop.
@@ -150,7 +155,11 @@ impl Scenario {
         let mut job = base_job();
         let deterministic = kind == Kind::Staged;
         let workers = if deterministic { 1 } else { draw_workers(&mut rng) };
-        job.train.staleness = deterministic.then_some(0);
+        job.train.staleness = draw_staleness(seed, kind);
+        if kind == Kind::Synchronous {
+            job.train.consistency = Consistency::Synchronous;
+            job.train.grads_to_wait = draw_size(seed);
+        }
         job.workers.count = (deterministic || !draws_automatic(seed)).then_some(workers);
         job.workers.max = if deterministic { 1 } else { (workers + workers / 4 + 1).min(300) };
         job.data.bad_records_max = 1000;
@@ -173,6 +182,10 @@ impl Scenario {
         job.checkpoint.full_every = draw_full_every(seed);
         let compute = draw_compute(&mut rng, &job, workers, &shards);
         job.limits.lease = seconds(&mut rng, 0.5, 3.0) + 3 * compute;
+        if matches!(kind, Kind::Bounded | Kind::Synchronous) {
+            // Whoever waits at the gate gets no batch done meanwhile, and all may wait for all.
+            job.limits.lease += 2 * workers * (compute + Duration::from_millis(100));
+        }
         job.limits.silence = seconds(&mut rng, 3.0, 14.0);
         job.limits.orphan = seconds(&mut rng, 8.0, 20.0);
         job.limits.restarts = 1000;
@@ -190,7 +203,7 @@ impl Scenario {
             validation,
             poisoned,
             compute,
-            pulls: rng.below(3) == 0,
+            pulls: rng.below(3) == 0 || matches!(kind, Kind::Bounded | Kind::Synchronous),
             tick: Duration::from_millis(50 + rng.below(100)),
             net: draw_net(&mut rng, workers),
             disk: draw_disk(&mut rng),
@@ -224,10 +237,28 @@ impl Scenario {
         self.plan.job.is_deterministic()
     }
 
+    /// Whether several batches make a step.
+    pub fn is_synchronous(&self) -> bool {
+        self.plan.job.is_synchronous()
+    }
+
     /// How many partitions there are.
     pub fn partitions(&self) -> u32 {
         self.plan.job.servers.partitions
     }
+}
+
+fn draw_staleness(seed: u64, kind: Kind) -> Option<u32> {
+    match kind {
+        Kind::Usual | Kind::Synchronous => None,
+        Kind::Staged => Some(0),
+        Kind::Bounded => Some(draw_size(seed)),
+    }
+}
+
+/// A bound of staleness, or the size of a step. It is drawn apart, like all that other worlds do not have.
+fn draw_size(seed: u64) -> u32 {
+    1 + Rng::new(elasticdl_spec::mix::mix2(seed, 0xb0d)).below(8) as u32
 }
 
 /// Mostly few workers, often dozens, now and then hundreds.

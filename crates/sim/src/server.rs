@@ -8,6 +8,7 @@ use elasticdl_master::job::Answer;
 use elasticdl_ps::Partition;
 use elasticdl_ps::checkpoint::{self, Cut, Encoder, Head, Order, Rows, Sum};
 use elasticdl_ps::closed::Closed;
+use elasticdl_ps::gate::{Gate, Policy};
 use elasticdl_ps::marks::{MARK_CLOSED, Open};
 use elasticdl_ps::partition::{Push, RowGradients};
 use elasticdl_spec::{LeaseId, PartitionId, TaskId};
@@ -15,11 +16,12 @@ use elasticdl_wire::control::{
     Assignment, BeatReply, CheckpointWrittenRequest, File, JoinReply, Mark, ReadyRequest, WriteCheckpoint,
     beat_reply::What,
 };
+use elasticdl_wire::gate::Decision;
 use elasticdl_wire::ps::{self, Commit, PushHeader, Status};
 
 use crate::branches::Branch;
 use crate::moving::Fetching;
-use crate::net::{Asked, Pid, Question, Request};
+use crate::net::{Asked, Part, Pid, Question, Request};
 use crate::processes::Timer;
 use crate::sabotage::Sabotage;
 use crate::world::World;
@@ -35,7 +37,11 @@ const SHADOW: u32 = 1 << 20;
 #[derive(Debug, Default)]
 pub struct Server {
     pub(crate) partitions: BTreeMap<PartitionId, Partition>,
-    serving: bool,
+    pub(crate) serving: bool,
+    /// The gate, and the life of partition 0 that it is beside.
+    pub(crate) gate: Option<(u64, Gate)>,
+    /// The newest connection of each worker.
+    pub(crate) connections: BTreeMap<Pid, u64>,
     /// Whether it gives signs of life.
     beats: bool,
     /// What is being opened.
@@ -327,10 +333,10 @@ impl World {
             request.parts.len()
         };
         let mut answers = Vec::with_capacity(done);
-        for (id, incarnation, rows) in &request.parts[..done] {
-            let answer = match server.partitions.get_mut(id) {
-                Some(partition) => self.ask_partition(pid, partition, *incarnation, &request.what, rows),
-                None => ps::Answer { partition: *id, status: Status::NotHere, mark: 0, version: 0 },
+        for part in &request.parts[..done] {
+            let answer = match server.partitions.get_mut(&part.id) {
+                Some(partition) => self.ask_partition(pid, partition, &request.what, part),
+                None => ps::Answer { partition: part.id, status: Status::NotHere, mark: 0, version: 0 },
             };
             answers.push(answer);
         }
@@ -344,14 +350,15 @@ impl World {
         &mut self,
         pid: Pid,
         partition: &mut Partition,
-        incarnation: u64,
         what: &Asked,
-        rows: &[u64],
+        part: &Part,
     ) -> ps::Answer {
         let incarnation = match self.sabotage {
             Sabotage::IncarnationsOff => partition.incarnation(),
-            _ => incarnation,
+            _ => part.incarnation,
         };
+        let rows = &part.rows[..];
+        let from = From { incarnation, version: part.version, rows };
         match what {
             Asked::Fence(task, lease) => {
                 let mut answer =
@@ -374,16 +381,35 @@ impl World {
                 ps::Answer { partition: partition.id(), status, mark: 0, version: partition.version() }
             }
             Asked::Push(header) => {
-                let answer = self.push(partition, *header, incarnation, rows);
+                let answer = self.push(partition, *header, from);
                 self.count_push(&answer);
                 self.note_push("push", pid, header, &answer)
             }
             Asked::Stage(header) => {
-                let answer = land(partition, *header, incarnation, rows, Partition::stage);
-                if answer.status == Status::Ok {
-                    self.branches.count(Branch::Staged);
+                let answer = land(partition, *header, from, Partition::stage);
+                match answer.status {
+                    Status::Ok => self.branches.count(Branch::Staged),
+                    Status::Stale => self.branches.count(Branch::StepStale),
+                    _ => {}
                 }
                 self.note_push("stage", pid, header, &answer)
+            }
+            Asked::Step(step) => {
+                let step = self.spoil(step);
+                let answer =
+                    partition.commit_step(&step, incarnation).expect("only training tasks make steps");
+                match answer.status {
+                    Status::Ok => self.branches.count(Branch::StepApplied),
+                    Status::Duplicate => self.branches.count(Branch::StepAgain),
+                    _ => {}
+                }
+                self.note("step", [pid.into(), step.version, answer.status.word()], || {
+                    format!(
+                        "{} from {}: {:?} {:?}",
+                        answer.partition, step.version, answer.status, step.batches
+                    )
+                });
+                answer
             }
             Asked::Commit(commit) => {
                 let answer =
@@ -402,6 +428,15 @@ impl World {
         }
     }
 
+    /// A server that minds no steps takes some batches for enough: sabotage.
+    fn spoil(&mut self, step: &Rc<Decision>) -> Rc<Decision> {
+        if self.sabotage != Sabotage::StepsOff || step.batches.len() < 2 || self.rng.below(4) > 0 {
+            return Rc::clone(step);
+        }
+        let batches = step.batches[..step.batches.len() - 1].to_vec();
+        Rc::new(Decision { version: step.version, batches })
+    }
+
     fn note_push(
         &mut self,
         kind: &'static str,
@@ -418,15 +453,23 @@ impl World {
         *answer
     }
 
-    fn push(
-        &mut self,
-        partition: &mut Partition,
-        header: PushHeader,
-        incarnation: u64,
-        rows: &[u64],
-    ) -> ps::Answer {
-        let mut land = |header| land(partition, header, incarnation, rows, Partition::push);
-        let answer = land(header);
+    fn push(&mut self, partition: &mut Partition, header: PushHeader, from: From<'_>) -> ps::Answer {
+        let late = partition.version().saturating_sub(from.version);
+        let mut answer = land(partition, header, from, Partition::push);
+        if self.sabotage == Sabotage::StaleOff && answer.status == Status::Stale {
+            answer = land(partition, header, From { version: partition.version(), ..from }, Partition::push);
+        }
+        if let (Some(Policy::Bounded(most)), Status::Ok) = (self.scenario.model.policy, answer.status)
+            && late > most
+        {
+            let PushHeader { task, batch, .. } = header;
+            let id = partition.id();
+            self.fail(
+                "bound",
+                format!("{id} applied {task} batch {batch} after {late} others, and {most} are allowed"),
+            );
+        }
+        let mut land = |header| land(partition, header, from, Partition::push);
         let closed = answer.mark == MARK_CLOSED;
         match (self.sabotage, answer.status) {
             (Sabotage::MarksOff, Status::Duplicate) if !closed => {
@@ -436,19 +479,13 @@ impl World {
             (Sabotage::ClosedOff, Status::Duplicate) if closed => {
                 let task = TaskId::train(header.task.epoch, header.task.shard + SHADOW);
                 let batch = partition.memory().marks.open().get(&task).map_or(0, |open| open.mark);
-                self::land(
-                    partition,
-                    PushHeader { task, batch, ..header },
-                    incarnation,
-                    rows,
-                    Partition::push,
-                );
+                self::land(partition, PushHeader { task, batch, ..header }, from, Partition::push);
                 answer
             }
             (Sabotage::FencingOff, Status::Fenced) => {
                 let lease = partition.memory().marks.open().get(&header.task).map(|open| open.lease);
                 let header = PushHeader { lease: lease.unwrap_or(header.lease), ..header };
-                self::land(partition, header, incarnation, rows, Partition::push)
+                self::land(partition, header, from, Partition::push)
             }
             _ => answer,
         }
@@ -461,7 +498,10 @@ impl World {
             Status::Duplicate => Branch::PushDuplicate,
             Status::Fenced => Branch::PushFenced,
             Status::Gap => Branch::PushGap,
-            Status::WrongIncarnation | Status::NotHere | Status::NotStaged => Branch::WrongIncarnation,
+            Status::Stale => Branch::PushStale,
+            Status::WrongIncarnation | Status::NotHere | Status::NotStaged | Status::NotYet => {
+                Branch::WrongIncarnation
+            }
         };
         self.branches.count(branch);
     }
@@ -477,16 +517,24 @@ impl World {
     }
 }
 
+/// What a batch was computed from.
+#[derive(Debug, Clone, Copy)]
+struct From<'a> {
+    incarnation: u64,
+    version: u64,
+    rows: &'a [u64],
+}
+
 fn land(
     partition: &mut Partition,
     header: PushHeader,
-    incarnation: u64,
-    rows: &[u64],
+    from: From<'_>,
     land: fn(&mut Partition, &Push<'_>) -> elasticdl_ps::Result<ps::Answer>,
 ) -> ps::Answer {
+    let From { incarnation, version, rows } = from;
     let tables = [RowGradients { ids: rows, gradients: &ONES[..rows.len()] }];
     let tensors: Vec<&[f32]> = partition.tensors().iter().map(|t| &ONES[..t.values().len()]).collect();
-    let push = Push { header, incarnation, version: 0, tables: &tables, tensors: &tensors };
+    let push = Push { header, incarnation, version, tables: &tables, tensors: &tensors };
     land(partition, &push).expect("pushes fit the model")
 }
 

@@ -12,11 +12,13 @@ use elasticdl_worker::pipeline::Outcome;
 use elasticdl_worker::ps_client::{Directory, Place, Places};
 use elasticdl_worker::run::{request, understand};
 use elasticdl_worker::session::{Effect, Input, Session};
+use elasticdl_worker::store::Generation;
 use elasticdl_worker::task::Leased;
 
 use crate::branches::Branch;
+use crate::gate::Staged;
 use crate::net::{Pid, Question};
-use crate::pipeline::{Active, Step, is_round};
+use crate::pipeline::{Active, ROUND_DEADLINE, Step, is_round};
 use crate::processes::Timer;
 use crate::scenario::Scenario;
 use crate::world::World;
@@ -46,9 +48,17 @@ pub struct Worker {
     /// And how soon it needs another one.
     need: Need,
     pub(crate) round_next: u64,
+    /// Which of its connections to the gate is open.
+    pub(crate) connection: u64,
+    /// Batches that are staged and not committed.
+    pub(crate) staged: Vec<Staged>,
+    /// Up to which version all steps are committed, in which lives.
+    pub(crate) committed: (Generation, u64),
+    /// Permits that the gate has not heard the end of, and whether their batches have landed.
+    pub(crate) owed: Vec<(u64, bool)>,
     pub(crate) backoff: Backoff,
     /// Whether stages are to end, and have ended.
-    ending: bool,
+    pub(crate) ending: bool,
     ended: bool,
     leave_by: Option<Duration>,
 }
@@ -88,6 +98,10 @@ impl Worker {
             in_hand: BTreeSet::new(),
             need: Need::Now,
             round_next: 0,
+            connection: 0,
+            staged: Vec::new(),
+            committed: (Generation::default(), 0),
+            owed: Vec::new(),
             backoff: Backoff::new(Duration::from_millis(10), Duration::from_secs(1), pid.into()),
             ending: false,
             ended: false,
@@ -166,17 +180,25 @@ impl World {
                 if let Some(active) = worker.active.as_mut().filter(computing) {
                     let (claim, batch) = (active.leased.claim, active.batch);
                     if self.scenario.poisoned.contains(&(claim.task, batch)) && !active.is_quarantined() {
+                        let permit = active.permit.take();
                         worker.active = None;
+                        self.give_back(pid, worker, permit, false);
                         let outcome = Outcome::Failed { error: "it is poisoned".into(), batch, fatal: false };
                         return self.session(pid, worker, Input::Ended(claim, outcome));
                     }
-                    active.step = if self.scenario.is_deterministic() { Step::Stage } else { Step::Push };
+                    active.step = if self.scenario.plan.job.is_staged() { Step::Stage } else { Step::Push };
                     self.begin_round(pid, worker);
                 }
             }
             Timer::RoundLate(number) => {
                 if is_round(worker, number) {
                     self.pause_round(pid, worker);
+                }
+            }
+            Timer::AskGate(number) => {
+                if is_round(worker, number) {
+                    self.ask_the_gate(pid, worker);
+                    self.set_timer(pid, ROUND_DEADLINE, Timer::RoundLate(number));
                 }
             }
             Timer::AskAgain(number) => {
@@ -190,11 +212,12 @@ impl World {
 
     fn worker_tick(&mut self, pid: Pid, worker: &mut Worker) {
         self.set_timer(pid, TICK, Timer::Tick);
+        self.tell_owed(pid, worker);
         if worker.leave_by.is_some_and(|by| self.now > by) {
             if worker.ended {
                 return self.end(pid, Some(0));
             }
-            worker.active = None;
+            self.drop_active(pid, worker);
             worker.leave_by = Some(self.now + FAREWELL_MAX);
             self.end_stages(pid, worker);
         }
@@ -247,7 +270,7 @@ impl World {
         if worker.ending {
             let in_flight = worker.active.as_ref().is_some_and(|active| active.step.lands());
             if !in_flight {
-                worker.active = None;
+                self.drop_active(pid, worker);
                 self.end_stages(pid, worker);
             }
             return;
@@ -260,6 +283,12 @@ impl World {
         if worker.joined && worker.queue.is_empty() && !std::mem::replace(&mut worker.wanted, true) {
             self.session(pid, worker, Input::Wanted);
         }
+    }
+
+    /// Nothing will become of the task under way.
+    fn drop_active(&mut self, pid: Pid, worker: &mut Worker) {
+        let permit = worker.active.take().and_then(|active| active.permit);
+        self.give_back(pid, worker, permit, false);
     }
 
     fn end_stages(&mut self, pid: Pid, worker: &mut Worker) {

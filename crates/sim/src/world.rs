@@ -8,11 +8,12 @@ use elasticdl_master::checkpoint::Manifest;
 use elasticdl_master::config::Exit;
 use elasticdl_master::job::Answer;
 use elasticdl_spec::mix::{Rng, mix2};
-use elasticdl_wire::ps;
+use elasticdl_wire::{gate, ps};
 
 use crate::branches::Branches;
 use crate::checkers::{Checkers, Violation};
 use crate::disk::Disk;
+use crate::gate::Word;
 use crate::master::Master;
 use crate::moving::Said;
 use crate::net::{Pid, Question, Request};
@@ -108,6 +109,24 @@ pub enum Action {
         number: u64,
         /// What.
         said: Box<Said>,
+    },
+    /// A worker's word reaches a server that may have the gate.
+    Gate {
+        /// Which server.
+        pid: Pid,
+        /// What.
+        word: Word,
+    },
+    /// What the gate says reaches a worker.
+    GateSaid {
+        /// Which worker.
+        pid: Pid,
+        /// In which of its rounds.
+        round: u64,
+        /// To what.
+        ask: gate::Ask,
+        /// What.
+        said: Box<gate::Said>,
     },
     /// A process has planned this for itself.
     Timer {
@@ -266,6 +285,12 @@ impl World {
             Action::Peer { pid, from, number, said } => {
                 self.with_server(pid, |world, pid, server| world.peer_said(pid, server, from, number, *said));
             }
+            Action::Gate { pid, word } => {
+                self.with_server(pid, |world, pid, server| world.gate_asked(pid, server, word));
+            }
+            Action::GateSaid { pid, round, ask, said } => {
+                self.with_worker(pid, |world, pid, worker| world.gate_said(pid, worker, round, ask, &said));
+            }
             Action::Timer { pid, timer } => self.timer(pid, timer),
             Action::Terminate { pid } => self.terminated(pid),
             Action::Kill { pid } => self.end(pid, None),
@@ -295,6 +320,8 @@ impl World {
             | Action::Request { pid, .. }
             | Action::Reply { pid, .. }
             | Action::Peer { pid, .. }
+            | Action::Gate { pid, .. }
+            | Action::GateSaid { pid, .. }
             | Action::Timer { pid, .. }
             | Action::Terminate { pid } => self.processes[*pid as usize].paused_until,
             Action::StartMaster | Action::Kill { .. } | Action::Fault(_) | Action::Heal => return None,

@@ -13,10 +13,14 @@ const SEEDS: u64 = 100;
 
 /// One of the first seeds makes the checker say so, and what it says holds these words.
 fn noticed(sabotage: Sabotage, checker: &str, words: &str) {
+    noticed_in(Kind::Usual, sabotage, checker, words);
+}
+
+fn noticed_in(kind: Kind, sabotage: Sabotage, checker: &str, words: &str) {
     keep_panics_quiet();
     let mut said = Vec::new();
     for seed in 1..=SEEDS {
-        let outcome = run_once(seed, Kind::Usual, sabotage, Trace::default());
+        let outcome = run_once(seed, kind, sabotage, Trace::default());
         said.extend(
             outcome.violations.into_iter().map(|v| format!("seed {seed}: {}: {}", v.checker, v.what)),
         );
@@ -63,6 +67,16 @@ fn marks_that_are_cut_later_than_rows_are_noticed() {
 #[test]
 fn rows_that_are_lost_when_a_partition_moves_are_noticed() {
     noticed(Sabotage::LastRowsLost, "checkpoints", "has counted");
+}
+
+#[test]
+fn gradients_that_are_too_stale_and_applied_are_noticed() {
+    noticed_in(Kind::Bounded, Sabotage::StaleOff, "bound", "are allowed");
+}
+
+#[test]
+fn a_step_that_lacks_a_batch_somewhere_is_noticed() {
+    noticed_in(Kind::Synchronous, Sabotage::StepsOff, "staged", "cannot apply it");
 }
 
 #[test]

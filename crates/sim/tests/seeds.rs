@@ -10,7 +10,12 @@ use elasticdl_sim::scenario::Kind;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn check(summary: &Summary, kind: Kind) {
-    let staged = if kind == Kind::Staged { "--staged " } else { "" };
+    let staged = match kind {
+        Kind::Usual => "",
+        Kind::Staged => "--staged ",
+        Kind::Bounded => "--bounded ",
+        Kind::Synchronous => "--synchronous ",
+    };
     let told = |seed: u64| format!("cargo run --release -p elasticdl-sim -- {staged}--seed {seed}");
     let failures: Vec<_> = summary.failures.iter().map(|f| (told(f.seed), &f.violations)).collect();
     assert!(failures.is_empty(), "{failures:#?}");
@@ -48,12 +53,14 @@ fn fresh_seeds_pass() {
     keep_panics_quiet();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is set");
     let first = now.as_nanos() as u64;
-    for (kind, seeds) in [(Kind::Usual, 1000), (Kind::Staged, 300)] {
+    for (kind, seeds) in
+        [(Kind::Usual, 1000), (Kind::Staged, 300), (Kind::Bounded, 300), (Kind::Synchronous, 300)]
+    {
         let summary = run_many(first, seeds, kind, cores());
         check(&summary, kind);
         assert_eq!(summary.seeds, seeds);
         // Half-committed steps come about seven times in a thousand staged worlds: too rare for so few.
-        if kind == Kind::Usual {
+        if kind != Kind::Staged {
             assert_eq!(summary.branches.never(kind), [""; 0], "never met, from seed {first} on");
         }
     }

@@ -64,6 +64,27 @@ impl JobSpec {
         self.train.staleness == Some(0)
     }
 
+    /// How many batches the weights that a batch is computed from may lack, where that is bounded and not 0.
+    pub fn staleness_bound(&self) -> Option<u32> {
+        self.train.staleness.filter(|most| *most > 0)
+    }
+
+    /// Whether several batches are computed from the same weights and applied together.
+    pub fn is_synchronous(&self) -> bool {
+        self.train.consistency == Consistency::Synchronous
+    }
+
+    /// Whether steps are staged on all partitions before any applies them, so that all partitions are at one step
+    /// whenever they are cut or go back.
+    pub fn is_staged(&self) -> bool {
+        self.is_deterministic() || self.is_synchronous()
+    }
+
+    /// Whether a batch is pulled only when the servers' gate admits it.
+    pub fn is_gated(&self) -> bool {
+        self.staleness_bound().is_some() || self.train.consistency != Consistency::Asynchronous
+    }
+
     /// Whether data, checkpoints (and with them the ledger) and output are all in object storage, so that no
     /// two processes of the job need a directory in common.
     pub fn is_in_object_storage(&self) -> bool {
@@ -176,9 +197,36 @@ pub struct TrainSpec {
     /// `train.staleness`: how many batches the weights that a batch is computed from may lack; `None`: as
     /// many as workers and their pipelines have under way.
     pub staleness: Option<u32>,
+    /// `train.consistency`; jobs of before say nothing of it.
+    #[serde(default)]
+    pub consistency: Consistency,
+    /// `train.grads_to_wait`: batches that make a step, where `consistency` has steps.
+    #[serde(default = "one")]
+    pub grads_to_wait: u32,
     /// `train.staleness_modulation`
     #[serde(default)]
     pub staleness_modulation: bool,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// How gradients of several workers come together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Consistency {
+    /// Each is applied when it comes.
+    #[default]
+    Asynchronous,
+    /// Those of a step are applied together, as their mean.
+    Synchronous,
+}
+
+impl Consistency {
+    /// All of them, by the name used in job files.
+    pub const ALL: [(&'static str, Consistency); 2] =
+        [("asynchronous", Consistency::Asynchronous), ("synchronous", Consistency::Synchronous)];
 }
 
 /// How large a batch's gradient may be when it leaves a worker.

@@ -33,7 +33,7 @@ pub mod tables;
 
 pub use error::Kind;
 pub use ids::{LeaseId, PartitionId, Purpose, ServerId, Shard, TaskId, WorkerId};
-pub use job::{JobSpec, ModelSpec, Plan, Zoo};
+pub use job::{Consistency, JobSpec, ModelSpec, Plan, Zoo};
 pub use layout::Layout;
 pub use optimizer::OptimizerSpec;
 pub use schedule::{Position, Schedule};

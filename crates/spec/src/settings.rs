@@ -319,10 +319,17 @@ pub const SETTINGS: &[Setting] = &[
     ),
     setting("train.seed", count(0), Value("7"), "Of everything that is drawn: initial weights, shuffles."),
     setting(
+        "train.consistency",
+        Rule::OneOf(&["asynchronous", "synchronous"]),
+        Value("asynchronous"),
+        "How gradients of several workers come together. asynchronous: each is applied when it comes. synchronous: train.grads_to_wait batches are computed from the same weights and applied as one step, as the mean of their gradients.",
+    ),
+    setting("train.grads_to_wait", count(1), Value("1"), "synchronous: batches that make a step."),
+    setting(
         "train.staleness",
         count(0),
         Unset,
-        "0: one batch after the other, and an outcome that is the same to the bit whatever dies on the way (one worker); unset: as fast as it goes.",
+        "How many batches of others may be applied between the pull and the push of a batch: workers wait for each other so that there are never more. 0: one batch after the other, and an outcome that is the same to the bit whatever dies on the way (one worker). Unset: as fast as it goes.",
     ),
     setting(
         "train.staleness_modulation",

@@ -2,6 +2,7 @@
 //!
 //! - [`control`]: gRPC between every process and the master (generated; the only protobuf).
 //! - [`frame`], [`ps`], [`floats`]: length-prefixed frames between workers and servers, read in place.
+//! - [`gate`]: frames to the one that admits batches where staleness is bounded.
 //! - [`stream`]: what frames travel over, plain TCP or TLS.
 //! - [`connection`]: a client's end of them.
 //! - [`auth`]: the job's token, which every call carries.
@@ -17,6 +18,7 @@ pub mod error;
 pub mod failpoint;
 pub mod floats;
 pub mod frame;
+pub mod gate;
 pub mod ps;
 pub mod retry;
 pub mod stream;

@@ -20,8 +20,8 @@
 //! | FENCED | like PUSHED |
 //! | COPY | partition, incarnation, whether from the start, rows at most |
 //! | COPIED | status, rows left after these, table, ids, floats a row, rows with their slots; without rows after the first two where there are none |
-//! | HAND_OVER | partition, incarnation |
-//! | HANDED | status, whether it was handed over, rows left; then the bytes of a checkpoint file with what COPIED has not told |
+//! | HAND_OVER | n, [partition, incarnation] × n |
+//! | HANDED | status, whether they were handed over; if so [head as JSON bytes, values and slots of each tensor] × n |
 //!
 //! A connection's requests are answered in the order in which they came, so several may be under way.
 
@@ -55,14 +55,20 @@ pub mod kind {
     pub const STAGE: u32 = 0xED0A;
     /// All partitions have the batch staged: apply it.
     pub const COMMIT: u32 = 0xED0B;
+    /// To the gate; see [`crate::gate`].
+    pub const GATE: u32 = 0xED10;
+    /// What the gate says.
+    pub const GATED: u32 = 0xED11;
+    /// These staged batches make a step: apply it.
+    pub const STEP: u32 = 0xED12;
     /// Another server copies a partition: rows that it has not got as they are now, please.
-    pub const COPY: u32 = 0xED10;
+    pub const COPY: u32 = 0xED20;
     /// Here are some.
-    pub const COPIED: u32 = 0xED11;
+    pub const COPIED: u32 = 0xED21;
     /// Another server takes the partition over: serve it no more, and tell what is left.
-    pub const HAND_OVER: u32 = 0xED12;
+    pub const HAND_OVER: u32 = 0xED22;
     /// It is yours.
-    pub const HANDED: u32 = 0xED13;
+    pub const HANDED: u32 = 0xED23;
 }
 
 /// What a pull is for.
@@ -104,10 +110,14 @@ pub enum Status {
     NotHere,
     /// The batch is to be committed and was not staged: send it again.
     NotStaged,
+    /// Too many others were applied since the batch was pulled: pull it again.
+    Stale,
+    /// Ask again.
+    NotYet,
 }
 
 impl Status {
-    const ALL: [Status; 7] = [
+    const ALL: [Status; 9] = [
         Status::Ok,
         Status::Duplicate,
         Status::Fenced,
@@ -115,6 +125,8 @@ impl Status {
         Status::WrongIncarnation,
         Status::NotHere,
         Status::NotStaged,
+        Status::Stale,
+        Status::NotYet,
     ];
 
     /// Its word.
@@ -284,10 +296,11 @@ pub fn take_copy(payload: &mut Payload<'_>) -> Result<(PartitionId, u64, bool, u
     }
 }
 
-/// A HAND_OVER of a partition.
-pub fn hand_over(frame: &mut Frame, request: u64, part: (PartitionId, u64)) {
+/// A HAND_OVER of these partitions, all of them or none.
+pub fn hand_over(frame: &mut Frame, request: u64, parts: &[(PartitionId, u64)]) {
     frame.begin(kind::HAND_OVER, request);
-    put_part(frame, part.0, part.1);
+    frame.put(parts.len() as u64);
+    parts.iter().for_each(|part| put_part(frame, part.0, part.1));
 }
 
 /// A partition's answer to a push, a stage, a commit or a fence.

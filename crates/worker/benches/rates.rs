@@ -76,6 +76,7 @@ fn pipeline(name: &str, hidden: &[usize], threads: usize) {
         shape: Arc::clone(&shape),
         partitions: PARTITIONS,
         depth: 4,
+        together: elasticdl_worker::pipeline::Together::Freely,
         read_ahead: 8,
         bad_records_max: 0,
         schedule: elasticdl_spec::Schedule::default(),

@@ -13,6 +13,7 @@ mod flight;
 mod puller;
 mod pusher;
 mod reader;
+mod steps;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use self::flight::Flight;
 use self::puller::Puller;
 use self::pusher::Pusher;
 use self::reader::Reader;
+use self::steps::Steps;
 use crate::error::{Error, Result};
 use crate::gauges::Gauges;
 use crate::source::Source;
@@ -46,6 +48,8 @@ pub struct Config {
     pub depth: usize,
     /// Batches read and not yet pulled.
     pub read_ahead: usize,
+    /// How batches of several workers come together.
+    pub together: Together,
     /// Malformed records of one task that may be set aside.
     pub bad_records_max: u64,
     /// How the learning rate goes.
@@ -66,6 +70,17 @@ pub struct Config {
     pub gauges: Arc<Gauges>,
     /// What happens. The channel closes when the last stage has ended.
     pub events: UnboundedSender<Event>,
+}
+
+/// How batches of several workers come together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Together {
+    /// As they come.
+    Freely,
+    /// A batch is pulled only when the gate admits it.
+    Gated,
+    /// And is staged, to be applied with the others of its step.
+    InSteps,
 }
 
 /// What happens in the pipeline.
@@ -145,7 +160,7 @@ impl Pipeline {
     pub fn start(config: Config) -> Result<Self> {
         let Config { shape, partitions, depth, read_ahead, bad_records_max, source, pulls, pushes, .. } =
             config;
-        let (schedule, clip) = (config.schedule, config.clip);
+        let (schedule, clip, together) = (config.schedule, config.clip, config.together);
         assert!(depth > 0 && !config.models.is_empty(), "at least one batch in flight and one model");
         let common = Common { stop: config.stop, gauges: config.gauges, events: config.events };
         let mut threads = Threads { running: vec![], common: common.clone() };
@@ -172,8 +187,18 @@ impl Pipeline {
         };
         threads.start("reader", move || reader.run())?;
         let common_too = common.clone();
-        let mut puller =
-            Puller { store: pulls, read: read_queue, spare_keys, flights, pulled, common: common_too };
+        let steps = Steps::new(redo.clone(), common.clone());
+        let mut puller = Puller {
+            store: pulls,
+            together,
+            steps: steps.clone(),
+            read: read_queue,
+            redo: redo.clone(),
+            spare_keys,
+            flights,
+            pulled,
+            common: common_too,
+        };
         threads.start("puller", move || puller.run())?;
         let mut models = config.models.into_iter();
         let model = models.next().expect("asserted above");
@@ -182,7 +207,16 @@ impl Pipeline {
         let mut compute =
             Compute { shape, model, helpers, clip, pulled: pulled_queue, computed, common: common_too };
         threads.start("compute", move || compute.run())?;
-        let mut pusher = Pusher { store: pushes, schedule, computed: computed_queue, landed, redo, common };
+        let mut pusher = Pusher {
+            store: pushes,
+            together,
+            steps,
+            schedule,
+            computed: computed_queue,
+            landed,
+            redo,
+            common,
+        };
         threads.start("pusher", move || pusher.run())?;
         Ok(Pipeline { work: Some(work), threads: threads.running })
     }

@@ -5,6 +5,7 @@
 //! decides what a lost task or a changed incarnation means for the training: it is told.
 
 mod directory;
+mod gate;
 mod links;
 mod staged;
 
@@ -15,14 +16,16 @@ use elasticdl_spec::{LeaseId, ModelShape, PartitionId, Precision, TablesSpec, Ta
 use elasticdl_wire::connection::{Caller, Who};
 use elasticdl_wire::floats;
 use elasticdl_wire::frame::{Frame, Payload};
+use elasticdl_wire::gate::{self as gate_frames, Batch, Decision};
 use elasticdl_wire::ps::{self, Answer, Commit, PullMode, Status, kind};
 use elasticdl_wire::{Identity, Token};
 
-use self::links::{Ask, Asked, Fill, Links, Pending};
+use self::gate::Question;
+use self::links::{Ask, Asked, Fill, Links, Pending, Whom};
 use crate::dedup::Keys;
 use crate::error::Result;
 use crate::stop::{Level, Stop};
-use crate::store::{Fence, Generation, Pulled, Push, Pushed, Store};
+use crate::store::{Fence, Gated, Generation, Permit, Pulled, Push, Pushed, Store};
 
 pub use self::directory::{Directory, Place, Places, Topology};
 
@@ -98,10 +101,34 @@ impl Store for PsClient {
         }
     }
 
+    fn admit(&mut self, batch: Batch, within: Generation, committed: u64) -> Result<Gated> {
+        let (attempt, ask, until) =
+            ("asking to begin a batch", gate_frames::Ask::Admit(batch), Level::Draining);
+        self.ask_gate(Question { attempt, ask, until, within: Some(within), committed })
+    }
+
+    fn look(&mut self, within: Generation, committed: u64, until: Level) -> Result<Gated> {
+        let (attempt, ask) = ("asking what was decided", gate_frames::Ask::Look);
+        self.ask_gate(Question { attempt, ask, until, within: Some(within), committed })
+    }
+
+    fn stage(&mut self, push: &Push<'_>, permit: Permit) -> Result<Pushed> {
+        self.stage_for_step(push, permit)
+    }
+
+    fn commit_step(&mut self, step: &Decision, within: Generation, until: Level) -> Result<Pushed> {
+        self.apply_step(step, within, until)
+    }
+
+    fn give_back(&mut self, permit: Permit, became: Option<Pushed>) -> Result<()> {
+        self.give_permit_back(permit, became)
+    }
+
     fn pull(&mut self, keys: &Keys, mode: PullMode, into: &mut Pulled) -> Result<()> {
         self.codec.make_room(keys, into);
         let codec = &self.codec;
         self.links.ask(Ask {
+            whom: Whom::All,
             attempt: "pulling",
             answer: kind::PULLED,
             until: Level::Draining,
@@ -139,6 +166,7 @@ impl PsClient {
         let Asking { attempt, answer, until, within } = asking;
         let mut answers = Vec::new();
         let asked = self.links.ask(Ask {
+            whom: Whom::All,
             attempt,
             answer,
             until,
@@ -165,7 +193,7 @@ impl PsClient {
         let any = |status| answers.iter().any(|answer| answer.status == status);
         Ok(if any(Status::Fenced) {
             Pushed::Lost
-        } else if any(Status::Gap) || any(Status::NotStaged) {
+        } else if any(Status::Gap) || any(Status::NotStaged) || any(Status::Stale) {
             Pushed::Redo
         } else {
             Pushed::Applied

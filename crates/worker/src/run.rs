@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use crate::error::{Error, Result};
 use crate::gauges::Gauges;
 use crate::master::{Master, MasterPlaces};
-use crate::pipeline::{self, Event, Outcome, Pipeline};
+use crate::pipeline::{self, Event, Outcome, Pipeline, Together};
 use crate::ps_client::{self, Directory, PsClient};
 use crate::session::{Effect, Input, Report, Session, State};
 use crate::silence::Silence;
@@ -168,6 +168,11 @@ fn start_stages(
         shape,
         partitions: job.servers.partitions,
         depth: job.pipeline_depth(),
+        together: match (job.is_gated(), job.is_synchronous()) {
+            (_, true) => Together::InSteps,
+            (true, false) => Together::Gated,
+            (false, false) => Together::Freely,
+        },
         read_ahead: (job.data.batches_per_task as usize).clamp(2, READ_AHEAD_MAX),
         bad_records_max: job.data.bad_records_max,
         schedule: job.train.schedule,

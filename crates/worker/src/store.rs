@@ -7,10 +7,12 @@ use std::sync::Arc;
 
 use elasticdl_nn::Gradients;
 use elasticdl_spec::{LeaseId, TaskId};
+use elasticdl_wire::gate::{Batch, Decision, Said};
 use elasticdl_wire::ps::{PullMode, PushHeader};
 
 use crate::dedup::Keys;
 use crate::error::Result;
+use crate::stop::Level;
 
 /// Which lives of the partitions a fence was raised in: the same number, the same incarnations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,10 +39,29 @@ pub enum Fence {
 pub enum Pushed {
     /// Every partition has applied the batch, now or before.
     Applied,
-    /// A partition came back without batches that it had: fence again and begin at the lowest mark.
+    /// A partition came back without batches that it had, or the batch is too stale: fence again and begin at the
+    /// lowest mark.
     Redo,
     /// A newer lease holds the task.
     Lost,
+}
+
+/// Leave to pull a batch, from the gate of a job that bounds staleness. It must be given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Permit {
+    /// Its number.
+    pub number: u64,
+    /// The version that the batch is to be computed from, where several batches make a step.
+    pub version: u64,
+}
+
+/// What the gate says, or that partitions have other lives than were asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Gated {
+    /// This.
+    Said(Said),
+    /// A partition has another life.
+    OtherGeneration,
 }
 
 /// The rows and tensors of one batch; reused, it only grows.
@@ -74,6 +95,22 @@ pub trait Store: Send {
     /// Raises the fence of a task in every partition and asks for its marks. Where steps are staged, one
     /// that is committed in some partitions only is committed in all before this returns.
     fn fence(&mut self, task: TaskId, lease: LeaseId) -> Result<Fence>;
+
+    /// Asks whether a batch may be pulled, and waits for a moment. Whoever asks knows that all steps up to a version
+    /// are committed.
+    fn admit(&mut self, batch: Batch, within: Generation, committed: u64) -> Result<Gated>;
+
+    /// Asks which step was decided last, and waits for a moment.
+    fn look(&mut self, within: Generation, committed: u64, until: Level) -> Result<Gated>;
+
+    /// Stages a batch on every partition, where several make a step; `Applied`: all have it, and the gate knows.
+    fn stage(&mut self, push: &Push<'_>, permit: Permit) -> Result<Pushed>;
+
+    /// Has every partition apply a step; `Redo`: one has another life.
+    fn commit_step(&mut self, step: &Decision, within: Generation, until: Level) -> Result<Pushed>;
+
+    /// Gives a permit back: its batch has become this, or nothing.
+    fn give_back(&mut self, permit: Permit, became: Option<Pushed>) -> Result<()>;
 
     /// Rows of the keys, and the tensors where the mode asks for them.
     fn pull(&mut self, keys: &Keys, mode: PullMode, into: &mut Pulled) -> Result<()>;

@@ -5,6 +5,7 @@
 
 mod chaos;
 mod deterministic;
+mod gated;
 mod optimizers;
 mod server;
 mod source;
@@ -20,11 +21,13 @@ use elasticdl_spec::shape::RowPart;
 use elasticdl_spec::{
     Initializer, LeaseId, ModelShape, PartitionId, Position, Shard, TableShape, TaskId, TensorShape,
 };
+use elasticdl_wire::gate::{Batch, Decision};
 use elasticdl_wire::ps::{Answer, PullMode, PushHeader, Status};
 
 use crate::dedup::Keys;
 use crate::error::{Error, Result};
-use crate::store::{Fence, Generation, Pulled, Push, Pushed, Store};
+use crate::stop::Level;
+use crate::store::{Fence, Gated, Generation, Permit, Pulled, Push, Pushed, Store};
 use crate::task::{Claim, Leased, LeasedTask};
 
 pub(crate) use self::server::{FakeServer, Fault};
@@ -252,6 +255,26 @@ impl Store for MemoryStore {
         Ok(Fence::Held { mark, generation: generation(&world), incarnations })
     }
 
+    fn admit(&mut self, _: Batch, _: Generation, _: u64) -> Result<Gated> {
+        unreachable!("no pipeline with this store has a gate")
+    }
+
+    fn look(&mut self, _: Generation, _: u64, _: Level) -> Result<Gated> {
+        unreachable!("no pipeline with this store has a gate")
+    }
+
+    fn stage(&mut self, _: &Push<'_>, _: Permit) -> Result<Pushed> {
+        unreachable!("no pipeline with this store has steps")
+    }
+
+    fn commit_step(&mut self, _: &Decision, _: Generation, _: Level) -> Result<Pushed> {
+        unreachable!("no pipeline with this store has steps")
+    }
+
+    fn give_back(&mut self, _: Permit, _: Option<Pushed>) -> Result<()> {
+        unreachable!("no pipeline with this store has a gate")
+    }
+
     fn pull(&mut self, keys: &Keys, mode: PullMode, into: &mut Pulled) -> Result<()> {
         let mut world = self.world();
         world.ops.push(Op::Pull);
@@ -295,6 +318,7 @@ impl Store for MemoryStore {
                 Status::Ok | Status::Duplicate => {}
                 Status::Fenced => outcome = Pushed::Lost,
                 Status::Gap | Status::NotStaged => outcome = Pushed::Redo,
+                Status::Stale | Status::NotYet => unreachable!("no bound is set here"),
                 Status::WrongIncarnation | Status::NotHere => {
                     return Err(Error::Stopped { attempt: "pushing to a partition that is away" });
                 }

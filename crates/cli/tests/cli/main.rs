@@ -19,6 +19,7 @@
 mod bad_input;
 mod chaos;
 mod command;
+mod consistency;
 mod failpoints;
 mod faults;
 mod help;

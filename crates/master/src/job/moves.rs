@@ -151,7 +151,9 @@ impl Job {
             (None, false) => return,
         };
         let able = self.servers_ready();
-        let balance = Balance { places: &places, weights: &weights, servers: &servers, able: &able };
+        // Where batches are admitted by the server of partition 0, what it has decided is known to nobody else.
+        let pinned = self.plan.job.is_staged().then_some(0);
+        let balance = Balance { places: &places, weights: &weights, servers: &servers, able: &able, pinned };
         match balance.next() {
             Some(transfer) => self.begin_move(now, transfer, effects),
             // What was found to be even needs no look at every event.

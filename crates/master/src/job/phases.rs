@@ -143,7 +143,7 @@ impl Job {
 
     fn begin_checkpoint(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let away = self.places.iter().any(|p| p.address.is_none());
-        let between_steps = !self.plan.job.is_deterministic() || self.tasks.is_between_steps();
+        let between_steps = !self.plan.job.is_staged() || self.tasks.is_between_steps();
         if self.checkpoints.writing().is_some() || away || !between_steps || self.is_handing_over() {
             return;
         }
@@ -287,7 +287,7 @@ impl Job {
     /// Workers drain, then the servers write a checkpoint.
     fn advance_stop(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         if self.fleet.workers().is_empty() {
-            if self.plan.job.is_deterministic() && !self.tasks.is_between_steps() {
+            if self.plan.job.is_staged() && !self.tasks.is_between_steps() {
                 // Some partitions may have a batch that others lack: the last checkpoint is the one to go back to.
                 return self.finish(now, Phase::Stopped, effects);
             }

@@ -102,7 +102,7 @@ impl Job {
         self.reborn(now, &BTreeSet::from([server]), &lost, effects);
     }
 
-    /// These partitions, and all of these servers, begin another life. Where the outcome must not depend on what died,
+    /// These partitions, and all of these servers, begin another life. Where steps are staged
     /// all partitions do, so that every one of them is back at the same step.
     pub(super) fn reborn(
         &mut self,
@@ -111,7 +111,7 @@ impl Job {
         partitions: &BTreeSet<u32>,
         effects: &mut Vec<Effect>,
     ) {
-        let all = self.plan.job.is_deterministic();
+        let all = self.plan.job.is_staged();
         if servers.is_empty() && partitions.is_empty() {
             return;
         }

@@ -84,12 +84,13 @@ impl Job {
         if self.phase != Phase::Training || self.must_wait(now) {
             return None;
         }
-        // Towards the end workers have ever less in hand, and so they end together.
-        if need == Need::Ahead && !self.tasks.is_plentiful() {
+        // Towards the end workers have ever less in hand, and so they end together. Where checkpoints wait for the
+        // tasks under way, nobody has more than it works on.
+        if need == Need::Ahead && (self.plan.job.is_staged() || !self.tasks.is_plentiful()) {
             return None;
         }
         let (task, again) = self.tasks.lease(now, id, worker)?;
-        let lasting = self.plan.job.is_deterministic();
+        let lasting = self.plan.job.is_staged();
         effects.push(Effect::Record(Entry::Leased { task, lease: id, worker, lasting }));
         if !std::mem::replace(&mut self.has_leased, true) {
             effects.push(Effect::Emit("leasing", fields([("term", json!(self.term))])));
@@ -113,15 +114,16 @@ impl Job {
     }
 
     /// Whether no task may begin now. Where the learning rate goes by the place in the job, or the outcome must
-    /// not depend on time, tasks begin when all are known, so that they come in one order. In the latter case a
+    /// not depend on time, tasks begin when all are known, so that they come in one order. Where steps are staged a
     /// checkpoint is cut while none is under way and none was left in the middle of a step, so that all partitions
     /// are cut at one step.
     fn must_wait(&self, now: Duration) -> bool {
         let writing = self.checkpoints.writing().is_some();
-        let due = self.checkpoints.is_due(now) && !self.tasks.next_is_interrupted();
+        let due = self.checkpoints.is_due(now) && !self.tasks.interrupted_waits();
         let (deterministic, varies) =
             (self.plan.job.is_deterministic(), self.plan.job.train.schedule.varies());
-        (deterministic && (writing || due)) || ((deterministic || varies) && !self.tasks.is_indexed())
+        (self.plan.job.is_staged() && (writing || due))
+            || ((deterministic || varies) && !self.tasks.is_indexed())
     }
 
     pub(super) fn report(

@@ -38,11 +38,6 @@ impl Line {
         Some(first.1)
     }
 
-    /// The first task.
-    pub fn first(&self) -> Option<TaskId> {
-        self.order.first().map(|(_, task)| *task)
-    }
-
     /// All that stand in it.
     pub fn tasks(&self) -> impl Iterator<Item = TaskId> + '_ {
         self.ranks.keys().copied()

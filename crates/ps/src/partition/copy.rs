@@ -53,11 +53,16 @@ impl Partition {
     /// Serves nobody from now on but who copies it, and tells what there is beside rows and tensors. `None`: a batch
     /// is staged, which the other server would not have.
     pub fn hand_over(&mut self) -> Option<Head> {
-        if self.stage.is_open() {
+        if self.is_staging() {
             return None;
         }
         self.handed_over = true;
         Some(Head::of(self))
+    }
+
+    /// It is not handed over after all.
+    pub fn keep(&mut self) {
+        self.handed_over = false;
     }
 
     /// Whether another server has taken it over.

@@ -11,6 +11,7 @@ use elasticdl_wire::ps::{Answer, Commit, PushHeader, Status};
 
 use super::{Partition, Push, RowGradients};
 use crate::error::Result;
+use crate::gate::Policy;
 
 /// Room for one batch; its buffers are used again and again.
 #[derive(Debug, Default)]
@@ -47,11 +48,6 @@ impl Stage {
         }
     }
 
-    /// Whether a batch waits to be committed.
-    pub(super) fn is_open(&self) -> bool {
-        self.held.is_some()
-    }
-
     /// The batch, where it is the one that is staged.
     fn held(&self, task: TaskId, batch: u64) -> Option<Held> {
         self.held.filter(|held| (held.task, held.batch) == (task, batch))
@@ -68,13 +64,21 @@ fn view((ids, gradients): &(Vec<u64>, Vec<f32>)) -> RowGradients<'_> {
 }
 
 impl Partition {
+    /// Whether something waits here to be committed. It is lost where the partition goes elsewhere.
+    pub fn is_staging(&self) -> bool {
+        self.stage.held.is_some() || !self.steps.is_empty()
+    }
+
     /// Keeps a batch until it is committed, if its turn has come, and tells what became of it. Another one
-    /// that was staged before is dropped.
+    /// that was staged before is dropped, but where steps have several batches.
     ///
     /// # Errors
     ///
     /// As for a push: nothing changes then.
     pub fn stage(&mut self, push: &Push<'_>) -> Result<Answer> {
+        if let Some(Policy::Steps(_)) = self.model.policy {
+            return self.stage_for_step(push);
+        }
         let judged = self.judge(push)?;
         if judged.status == Status::Ok {
             self.stage.hold(push);

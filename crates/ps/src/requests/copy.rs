@@ -81,31 +81,41 @@ impl Requests<'_> {
         Ok(())
     }
 
+    /// All of some partitions are handed over, or none: where a step is staged on one that would stay it could not be
+    /// committed any more on one that has gone.
     pub(super) fn hand_over(&mut self, request: &Frame, reply: &mut Frame) -> Result<()> {
         let mut payload = request.payload();
-        let (id, incarnation) = ps::take_part(&mut payload)?;
+        let parts = (0..payload.take_count(2)?).map(|_| ps::take_part(&mut payload));
+        let parts = parts.collect::<wire::Result<Vec<_>>>()?;
         payload.end()?;
         reply.begin(kind::HANDED, request.request());
-        let status = self.partitions.with(id, |partition| {
-            let status = partition.admit_copy(incarnation);
-            if status == Status::Ok {
-                put_handed(reply, partition);
+        let mut heads = Vec::new();
+        for (id, incarnation) in &parts {
+            let head = self.partitions.with(*id, |partition| match partition.admit_copy(*incarnation) {
+                Status::Ok => Ok(partition.hand_over()),
+                other => Err(other),
+            });
+            match head.unwrap_or(Err(Status::NotHere)) {
+                Ok(Some(head)) => heads.push(head),
+                refusal => {
+                    for (id, _) in &parts[..heads.len()] {
+                        self.partitions.with(*id, |partition| partition.keep());
+                    }
+                    reply.put_all(&[refusal.err().unwrap_or(Status::Ok).word(), 0]);
+                    return Ok(());
+                }
             }
-            status
-        });
-        match status.unwrap_or(Status::NotHere) {
-            Status::Ok => {}
-            other => reply.put_all(&[other.word(), 0]),
+        }
+        reply.put_all(&[Status::Ok.word(), 1]);
+        for head in heads {
+            self.partitions.with(head.partition, |partition| put_handed(reply, partition, &head));
         }
         Ok(())
     }
 }
 
-fn put_handed(reply: &mut Frame, partition: &mut Partition) {
-    let head = partition.hand_over();
-    reply.put_all(&[Status::Ok.word(), u64::from(head.is_some())]);
-    let Some(head) = head else { return };
-    reply.put_bytes(&serde_json::to_vec(&head).expect("a head is JSON"));
+fn put_handed(reply: &mut Frame, partition: &Partition, head: &Head) {
+    reply.put_bytes(&serde_json::to_vec(head).expect("a head is JSON"));
     for tensor in partition.tensors() {
         reply.put_floats(tensor.values());
         reply.put_floats(tensor.slots());
@@ -129,33 +139,49 @@ pub(crate) fn take_copied(mut payload: Payload<'_>, into: &mut Copied) -> wire::
     Ok(Some(left))
 }
 
-/// What became of a request to hand a partition over.
+/// What became of a request to hand partitions over.
 #[derive(Debug)]
 pub(crate) enum Handed {
-    /// What it has beside its rows: it is served there no more.
-    Yes(Box<Head>, Vec<(Vec<f32>, Vec<f32>)>),
+    /// What each has beside its rows: they are served there no more.
+    Yes(Vec<Kept>),
     /// Not at this moment.
     NotNow,
-    /// This life of it is not there.
+    /// One of them is not there in this life.
     NotThere,
 }
 
-/// Reads an answer to a HAND_OVER.
-pub(crate) fn take_handed(mut payload: Payload<'_>, model: &Model, id: PartitionId) -> wire::Result<Handed> {
+/// What a partition has beside its rows.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub head: Head,
+    /// Values and slots.
+    pub tensors: Vec<(Vec<f32>, Vec<f32>)>,
+}
+
+/// Reads an answer to a HAND_OVER of these partitions.
+pub(crate) fn take_handed(
+    mut payload: Payload<'_>,
+    model: &Model,
+    parts: &[(PartitionId, u64)],
+) -> wire::Result<Handed> {
     let (status, given) = (Status::from_word(payload.take()?)?, payload.take()?);
     if status != Status::Ok || given == 0 {
         payload.end()?;
         return Ok(if status == Status::Ok { Handed::NotNow } else { Handed::NotThere });
     }
-    let malformed = |e: serde_json::Error| wire::Error::Malformed(format!("the head of {id}: {e}"));
-    let head: Head = serde_json::from_slice(payload.take_bytes()?).map_err(malformed)?;
     let optimizer = Optimizer::new(model.optimizer).of_tensors();
-    let mut tensors = Vec::new();
-    for index in model.tensors_of(id).unwrap_or_default() {
-        let floats = model.shape.tensors[*index].len();
-        let values = payload.take_floats(floats)?.to_vec();
-        tensors.push((values, payload.take_floats(optimizer.slots(floats))?.to_vec()));
+    let mut all = Vec::new();
+    for (id, _) in parts {
+        let malformed = |e: serde_json::Error| wire::Error::Malformed(format!("the head of {id}: {e}"));
+        let head: Head = serde_json::from_slice(payload.take_bytes()?).map_err(malformed)?;
+        let mut tensors = Vec::new();
+        for index in model.tensors_of(*id).unwrap_or_default() {
+            let floats = model.shape.tensors[*index].len();
+            let values = payload.take_floats(floats)?.to_vec();
+            tensors.push((values, payload.take_floats(optimizer.slots(floats))?.to_vec()));
+        }
+        all.push(Kept { head, tensors });
     }
     payload.end()?;
-    Ok(Handed::Yes(Box::new(head), tensors))
+    Ok(Handed::Yes(all))
 }

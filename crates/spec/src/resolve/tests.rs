@@ -125,13 +125,13 @@ fn a_staleness_of_zero_takes_one_worker_and_makes_the_job_deterministic() {
     assert_eq!((job.train.staleness, job.is_deterministic(), job.pipeline_depth()), (None, false, 4));
     assert_eq!(
         with(&[("train.staleness", "0")]).unwrap_err(),
-        "spec.train.staleness: 0 takes one worker, and spec.workers.max is 16\n  hint: set spec.workers.max to 1, or leave spec.train.staleness out"
+        "spec.train.staleness: 0 takes one worker, and spec.workers.max is 16\n  hint: set spec.workers.max to 1, or spec.train.staleness to 1 or more"
     );
+    assert_eq!((job.staleness_bound(), job.is_gated()), (None, false));
     for workers in ["1", "2"] {
-        assert_eq!(
-            with(&[("train.staleness", "3"), ("workers.max", workers)]).unwrap_err(),
-            "spec.train.staleness: 3 was given; this takes 0 only\n  hint: set it to 0 with one worker, or leave it out"
-        );
+        let job = with(&[("train.staleness", "3"), ("workers.max", workers)]).unwrap().job;
+        assert_eq!((job.staleness_bound(), job.is_gated()), (Some(3), true));
+        assert_eq!((job.is_deterministic(), job.pipeline_depth()), (false, 4));
     }
 }
 

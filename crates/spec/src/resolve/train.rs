@@ -2,7 +2,7 @@
 
 use super::build::{Values, get, option, texts};
 use super::{Resolver, Source, tables};
-use crate::job::{ClipSpec, TrainSpec};
+use crate::job::{ClipSpec, Consistency, TrainSpec};
 use crate::optimizer::{OPTIMIZERS, OptimizerSpec};
 use crate::schedule::{Decay, Schedule};
 
@@ -10,10 +10,15 @@ use crate::schedule::{Decay, Schedule};
 const SCHEDULES: [(&str, &[&str]); 3] =
     [("constant", &[]), ("step", &["decay_steps", "decay_factor"]), ("cosine", &["learning_rate_end"])];
 
+/// Every consistency, with the keys of `train` that it has.
+const CONSISTENCIES: [(&str, &[&str]); 2] =
+    [("asynchronous", &["staleness", "staleness_modulation"]), ("synchronous", &["grads_to_wait"])];
+
 /// Problems that no single value shows.
 pub fn check(resolver: &mut Resolver, values: &Values) {
     check_keys(resolver, values, "optimizer", &OPTIMIZERS);
     check_keys(resolver, values, "schedule", &SCHEDULES);
+    check_keys(resolver, values, "consistency", &CONSISTENCIES);
     check_schedule(resolver, values);
     check_staleness(resolver, values);
     tables::check(resolver);
@@ -66,13 +71,8 @@ fn check_staleness(resolver: &mut Resolver, values: &Values) {
     match (number("train.staleness"), number("workers.max")) {
         (Some(0), Some(max)) if max != 1 => {
             let what = format!("0 takes one worker, and spec.workers.max is {max}");
-            let hint = Some("set spec.workers.max to 1, or leave spec.train.staleness out".into());
-            resolver.problem("spec.train.staleness", what, hint);
-        }
-        (Some(batches), _) if batches > 0 => {
-            let what = format!("{batches} was given; this takes 0 only");
-            let hint = Some("set it to 0 with one worker, or leave it out".into());
-            resolver.problem("spec.train.staleness", what, hint);
+            let hint = "set spec.workers.max to 1, or spec.train.staleness to 1 or more";
+            resolver.problem("spec.train.staleness", what, Some(hint.into()));
         }
         _ => {}
     }
@@ -94,8 +94,14 @@ fn check_counting(resolver: &mut Resolver, values: &Values) {
             format!("steps of {rate} would not add exactly 1 for each record, as the model counting does");
         resolver.problem("spec.train.learning_rate", what, Some("set it to 1".into()));
     }
-    const CHANGING: [&str; 5] =
-        ["train.schedule", "train.warmup_steps", "train.clip_value", "train.clip_norm", "tables"];
+    const CHANGING: [&str; 6] = [
+        "train.schedule",
+        "train.warmup_steps",
+        "train.clip_value",
+        "train.clip_norm",
+        "train.grads_to_wait",
+        "tables",
+    ];
     for path in CHANGING {
         if values.get(path).is_some_and(|(_, source)| *source != Source::Default) {
             let what = "the model counting adds exactly 1 for each record, and this may change that";
@@ -118,8 +124,16 @@ pub fn spec(v: &Values) -> TrainSpec {
         clip: ClipSpec { value: option(v, "train.clip_value"), norm: option(v, "train.clip_norm") },
         seed: get(v, "train.seed"),
         staleness: option(v, "train.staleness"),
+        consistency: consistency(v),
+        grads_to_wait: get(v, "train.grads_to_wait"),
         staleness_modulation: get(v, "train.staleness_modulation"),
     }
+}
+
+fn consistency(v: &Values) -> Consistency {
+    let said: String = get(v, "train.consistency");
+    let known = Consistency::ALL.iter().find(|(name, _)| *name == said);
+    known.expect("the rule of train.consistency lets no other through").1
 }
 
 fn decay(v: &Values) -> Decay {

@@ -6,7 +6,7 @@ use elasticdl_data::Batch;
 use elasticdl_nn::Gradients;
 
 use crate::dedup::Keys;
-use crate::store::{Generation, Pulled};
+use crate::store::{Generation, Permit, Pulled};
 use crate::task::LeasedTask;
 
 /// Something of a task, on its way to the next stage.
@@ -61,6 +61,8 @@ pub(super) struct Flight {
     pub loss_sum: f64,
     /// Of the fence under which it was pulled; training only.
     pub generation: Generation,
+    /// What it was pulled by; training in a job with a gate only.
+    pub permit: Option<Permit>,
 }
 
 /// What a model computes from.

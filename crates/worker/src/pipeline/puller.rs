@@ -4,24 +4,33 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use elasticdl_spec::Purpose;
+use elasticdl_wire::gate::Batch;
 use elasticdl_wire::ps::PullMode;
 use tracing::info;
 
 use super::flight::{Body, Flight, Parcel, Read};
-use super::{Common, Event, Outcome};
+use super::steps::{Settled, Steps};
+use super::{Common, Event, Outcome, Together};
 use crate::dedup::Keys;
 use crate::error::{Error, Result};
 use crate::gauges::Stage;
 use crate::stop::Level;
-use crate::store::{Fence, Generation, Store};
+use crate::store::{Fence, Generation, Permit, Store};
 use crate::task::{Claim, LeasedTask};
+
+/// How long it waits for something to pull before it looks what became of what was staged.
+const IDLE: Duration = Duration::from_millis(5);
 
 pub(super) struct Puller {
     pub store: Box<dyn Store>,
+    pub together: Together,
+    pub steps: Steps,
     pub read: Receiver<Parcel<Read>>,
+    pub redo: Sender<Arc<LeasedTask>>,
     pub spare_keys: Sender<Keys>,
     pub flights: Receiver<Box<Flight>>,
     pub pulled: Sender<Parcel<Box<Flight>>>,
@@ -40,7 +49,7 @@ struct Fenced {
 impl Puller {
     pub fn run(&mut self) -> Result<()> {
         let mut fences: BTreeMap<Claim, Fenced> = BTreeMap::new();
-        while let Ok(parcel) = self.read.recv() {
+        while let Some(parcel) = self.next()? {
             let wanted = parcel.is_wanted() && !self.common.stop.reached(Level::Draining);
             let Parcel { task, attempt, body } = parcel;
             let body = match body {
@@ -69,6 +78,23 @@ impl Puller {
             }
         }
         Ok(())
+    }
+
+    /// The next parcel. While there is none, what was staged is seen to: nobody else may come to do it.
+    fn next(&mut self) -> Result<Option<Parcel<Read>>> {
+        if self.together != Together::InSteps {
+            return Ok(self.read.recv().ok());
+        }
+        loop {
+            match self.read.recv_timeout(IDLE) {
+                Ok(parcel) => return Ok(Some(parcel)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => {
+                    let store = &mut *self.store;
+                    self.common.gauges.time(Stage::Pulling, || self.steps.settle(store, Level::Draining))?;
+                }
+            }
+        }
     }
 
     /// Pulls for a batch; `None` where it needs no work here, or cannot have any.
@@ -101,14 +127,57 @@ impl Puller {
         inputs.batch = read.batch;
         let used = std::mem::replace(&mut inputs.keys, read.keys);
         self.recycle(used);
+        if births && self.together != Together::Freely {
+            flight.permit = self.admitted(task, attempt, flight.inputs.index, generation)?;
+            if flight.permit.is_none() {
+                // The stages after this one let go of it.
+                return Ok(Some(flight));
+            }
+        }
         let mode = PullMode { births, tensors: true };
         let inputs = flight.inputs_mut();
         let store = &mut self.store;
         self.common.gauges.time(Stage::Pulling, || store.pull(&inputs.keys, mode, &mut inputs.pulled))?;
+        if let (Together::InSteps, Some(permit)) = (self.together, flight.permit)
+            && flight.inputs.pulled.versions.iter().any(|version| *version != permit.version)
+        {
+            // The gate took us for lost, and the step went on without this batch.
+            self.begin_again(task);
+            return Ok(Some(flight));
+        }
         if task.begins_again() {
             self.common.tell(Event::Began { claim: task.claim });
         }
         Ok(Some(flight))
+    }
+
+    /// Waits for a permit; `None` where the batch is not wanted any more, or its task begins again.
+    fn admitted(
+        &mut self,
+        task: &Arc<LeasedTask>,
+        attempt: u64,
+        batch: u64,
+        within: Generation,
+    ) -> Result<Option<Permit>> {
+        let batch = Batch { task: task.claim.task, batch, lease: task.claim.lease };
+        while task.wants(attempt) {
+            let (store, steps) = (&mut *self.store, &self.steps);
+            match self.common.gauges.time(Stage::Pulling, || steps.admit(store, batch, within))? {
+                Settled::Granted(permit) => return Ok(Some(permit)),
+                Settled::NotYet => {}
+                Settled::Redo => self.begin_again(task),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The task begins again at its marks.
+    fn begin_again(&self, task: &Arc<LeasedTask>) {
+        info!(task = %task.claim.task, "task begins again at its marks");
+        self.common.gauges.task_redone();
+        task.begin_again();
+        // A reader that has ended does so because the worker does: the marks keep what was done.
+        let _ = self.redo.send(Arc::clone(task));
     }
 
     /// The task's fence, raised now where it is not; `None` where another lease holds the task.

@@ -57,6 +57,7 @@ impl Setup {
             shape: Arc::new(fake::shape()),
             partitions: PARTITIONS,
             depth: self.depth,
+            together: crate::pipeline::Together::Freely,
             read_ahead: 2,
             bad_records_max: 3,
             schedule: self.schedule,

@@ -27,8 +27,12 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    fn all(partitions: usize) -> Self {
-        Pending { waiting: vec![true; partitions], left: partitions }
+    fn of(whom: Whom, partitions: usize) -> Self {
+        let waiting: Vec<bool> = match whom {
+            Whom::All => vec![true; partitions],
+            Whom::Gate => (0..partitions).map(|p| p == GATE.0 as usize).collect(),
+        };
+        Pending { left: waiting.iter().filter(|due| **due).count(), waiting }
     }
 
     fn is_due(&self, partition: PartitionId) -> bool {
@@ -54,8 +58,21 @@ impl Pending {
 pub(super) type Fill<'a> = dyn FnMut(&mut Frame, u64, &[(PartitionId, u64)]) + 'a;
 type Take<'a> = dyn FnMut(Payload<'_>, &mut Pending) -> elasticdl_wire::Result<()> + 'a;
 
-/// A request to all partitions.
+/// The partition whose server has the gate.
+pub(super) const GATE: PartitionId = PartitionId(0);
+
+/// Who is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whom {
+    /// Every partition.
+    All,
+    /// The gate.
+    Gate,
+}
+
+/// A request to all partitions, or to the gate.
 pub(super) struct Ask<'a> {
+    pub whom: Whom,
     /// What is done, for errors.
     pub attempt: &'static str,
     /// The kind of frame that answers.
@@ -73,7 +90,7 @@ pub(super) struct Ask<'a> {
 /// What became of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// All partitions have answered; in lives of the request's generation, where it names one.
+    /// All have answered; in lives of the request's generation, where it names one.
     Answered,
     /// A partition has another life than the request allows.
     OtherGeneration,
@@ -120,9 +137,9 @@ impl Links {
         self.topology.places.iter().map(|place| place.incarnation).collect()
     }
 
-    /// Asks all partitions, for as long as it takes.
+    /// Asks until all who are asked have answered, for as long as it takes.
     pub fn ask(&mut self, mut ask: Ask<'_>) -> Result<Asked> {
-        let mut pending = Pending::all(self.topology.places.len());
+        let mut pending = Pending::of(ask.whom, self.topology.places.len());
         loop {
             if self.stop.reached(ask.until) {
                 return Err(Error::Stopped { attempt: ask.attempt });

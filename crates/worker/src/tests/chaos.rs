@@ -89,6 +89,7 @@ fn train(world: &Arc<Mutex<World>>, servers: &[FakeServer], depth: usize) -> u64
         shape: Arc::new(fake::shape()),
         partitions: PARTITIONS,
         depth,
+        together: crate::pipeline::Together::Freely,
         read_ahead: 3,
         bad_records_max: 0,
         schedule: elasticdl_spec::Schedule::default(),

@@ -5,6 +5,7 @@ use std::iter::once;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
+use elasticdl_ps::gate::Policy;
 use elasticdl_ps::partition::RowGradients;
 use elasticdl_ps::requests::Requests;
 use elasticdl_ps::{Model as PsModel, Partition, Partitions};
@@ -20,7 +21,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::{PARTITIONS, ToyModel, ToySource, lease, leased_at, shape};
 use crate::error::Error;
 use crate::gauges::Gauges;
-use crate::pipeline::{Config, Event, Outcome, Pipeline};
+use crate::pipeline::{Config, Event, Outcome, Pipeline, Together};
 use crate::ps_client::{self, Directory, Place, Places, PsClient};
 use crate::stop::{Level, Stop};
 use crate::store::{Fence, Store};
@@ -63,7 +64,7 @@ impl Life {
 
 /// All partitions, each with a server of its own.
 pub(super) struct Real {
-    partitions: Arc<Partitions>,
+    pub(super) partitions: Arc<Partitions>,
     tables: TablesSpec,
     life: Arc<Mutex<Option<Life>>>,
     addresses: Vec<String>,
@@ -77,7 +78,25 @@ impl Real {
     }
 
     pub(super) fn with(optimizer: OptimizerSpec, tables: TablesSpec) -> Self {
-        let model = PsModel::new("test", shape(), optimizer, 7, PARTITIONS).with_tables(&tables);
+        Real::of(PsModel::new("test", shape(), optimizer, 7, PARTITIONS).with_tables(&tables), tables)
+    }
+
+    /// Servers with a gate.
+    pub(super) fn gated(optimizer: OptimizerSpec, policy: Option<Policy>) -> Self {
+        let mut model = PsModel::new("test", shape(), optimizer, 7, PARTITIONS);
+        model.policy = policy;
+        Real::of(model, TablesSpec::default())
+    }
+
+    pub(super) fn together(&self) -> Together {
+        match self.partitions.model().policy {
+            None => Together::Freely,
+            Some(Policy::Steps(_)) => Together::InSteps,
+            Some(_) => Together::Gated,
+        }
+    }
+
+    fn of(model: PsModel, tables: TablesSpec) -> Self {
         let model = Arc::new(model);
         let partitions = Arc::new(Partitions::new(Arc::clone(&model)));
         for id in (0..PARTITIONS).map(PartitionId) {
@@ -222,6 +241,7 @@ impl Training {
             shape: Arc::new(shape()),
             partitions: PARTITIONS,
             depth: 1,
+            together: Together::Freely,
             read_ahead: 2,
             bad_records_max: 0,
             schedule: SCHEDULE,

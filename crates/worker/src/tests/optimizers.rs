@@ -35,6 +35,7 @@ fn losses(job: &JobSpec) -> (f64, f64) {
         shape: Arc::new(shape()),
         partitions: PARTITIONS,
         depth: 1,
+        together: crate::pipeline::Together::Freely,
         read_ahead: 2,
         bad_records_max: 0,
         schedule: job.train.schedule,

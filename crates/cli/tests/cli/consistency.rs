@@ -1,0 +1,77 @@
+//! Jobs whose workers come together in other ways than as it happens: any role killed while they train, and then
+//! the audit.
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::chaos::audit;
+use super::world::{Running, World, signal, wait_for};
+
+const EPOCHS: u64 = 8;
+const ROWS: u64 = 20_000;
+
+/// A job with these settings of `train`, two workers and two servers.
+fn training(world: &World, train: &str) -> Running {
+    let more = format!(
+        "train: {{ batch: 64, epochs: {EPOCHS}, {train} }}\nservers: {{ count: 2, partitions: 4 }}\n\
+         workers: {{ count: 2 }}\ncheckpoint: {{ every: 1s }}"
+    );
+    let file = world.job("ctr", &more);
+    let mut job = world.start(&["train", &file]);
+    job.until_training();
+    job
+}
+
+fn ends_exactly(world: &World, job: Running) {
+    let (last, code) = job.end();
+    let records = EPOCHS * ROWS;
+    assert_eq!(
+        (&last["outcome"], &last["records"], code),
+        (&"done".into(), &records.into(), Some(0)),
+        "{last}"
+    );
+    let audit = audit(world, "ctr");
+    for epoch in audit["epochs"].as_array().unwrap() {
+        assert_eq!((&epoch["expected"], &epoch["applied_min"]), (&ROWS.into(), &ROWS.into()), "{epoch}");
+    }
+}
+
+/// A worker, a server and the master die one after the other, and every record counts once.
+fn rides_through_deaths(train: &str) {
+    let world = World::with_data(ROWS);
+    let mut job = training(&world, train);
+    let member = |list: &str| world.status("ctr")[list][0]["pid"].as_u64().unwrap() as u32;
+    signal(member("workers"), Signal::KILL);
+    job.until("a new worker", |e| e["event"] == "worker_joined");
+    job.until("a checkpoint", |e| e["event"] == "checkpoint");
+    signal(member("servers"), Signal::KILL);
+    job.until("the server", |e| e["event"] == "server_ready");
+    signal(world.master("ctr").1, Signal::KILL);
+    job.until("leases of the next master", |e| e["event"] == "leasing");
+    ends_exactly(&world, job);
+}
+
+#[test]
+fn a_synchronous_job_counts_every_record_once_whatever_dies() {
+    rides_through_deaths("consistency: synchronous, grads_to_wait: 3");
+}
+
+#[test]
+fn a_hybrid_job_counts_every_record_once_whatever_dies() {
+    rides_through_deaths("consistency: hybrid, grads_to_wait: 3");
+}
+
+#[test]
+fn a_job_with_a_bound_applies_nothing_that_is_staler() {
+    let world = World::with_data(ROWS);
+    let job = training(&world, "staleness: 1");
+    let classes = |server: &Value| server["gauges"]["staleness"].as_array().cloned().unwrap_or_default();
+    let servers = wait_for("some thousand pushes", || {
+        let servers = world.status("ctr")["servers"].as_array()?.clone();
+        let pushes: u64 = servers.iter().flat_map(classes).filter_map(|count| count.as_u64()).sum();
+        (pushes > 2000).then_some(servers)
+    });
+    // Classes are 0, 1, 2 to 3 and so on.
+    assert!(servers.iter().all(|server| classes(server).len() <= 2), "{servers:?}");
+    ends_exactly(&world, job);
+}

@@ -1,0 +1,124 @@
+//! Jobs with a gate: real stages, real frames, real partitions, and several workers, one of them much slower than
+//! the others.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use elasticdl_nn::{Gradients, Input, Model};
+use elasticdl_ps::gate::Policy;
+use elasticdl_spec::{ModelShape, OptimizerSpec, PartitionId, TaskId};
+use serde_json::Value;
+use tokio::sync::mpsc::unbounded_channel;
+
+use super::deterministic::Real;
+use super::{PARTITIONS, ToyModel, ToySource, leased, shape};
+use crate::gauges::Gauges;
+use crate::pipeline::{Config, Event, Outcome, Pipeline};
+use crate::ps_client::PsClient;
+use crate::stop::Stop;
+
+const BATCHES: u64 = 10;
+const SGD: OptimizerSpec = OptimizerSpec::Sgd { learning_rate: 0.1 };
+
+/// A model that takes its time: it computes every batch many times over.
+struct Slow(Box<dyn Model>, usize);
+
+impl Model for Slow {
+    fn shape(&self) -> &ModelShape {
+        self.0.shape()
+    }
+
+    fn load(&mut self, tensors: &[&[f32]]) {
+        self.0.load(tensors);
+    }
+
+    fn train(&mut self, input: &Input, batch_records: usize, gradients: &mut Gradients) -> f64 {
+        for _ in 0..self.1 {
+            let mut other = gradients.clone();
+            self.0.train(input, batch_records, &mut other);
+        }
+        self.0.train(input, batch_records, gradients)
+    }
+
+    fn predict(&mut self, input: &Input, probabilities: &mut Vec<f32>) {
+        self.0.predict(input, probabilities);
+    }
+}
+
+/// A worker that does these tasks, with batches computed so many times over, and leaves.
+fn work(world: &Real, number: u32, tasks: &[u32], slowness: usize, depth: usize) {
+    let (stop, (events, mut happening)) = (Stop::default(), unbounded_channel());
+    let client = world.client(false, &stop);
+    let mut stages = Pipeline::start(Config {
+        shape: Arc::new(shape()),
+        partitions: PARTITIONS,
+        depth,
+        together: world.together(),
+        read_ahead: 2,
+        bad_records_max: 0,
+        schedule: elasticdl_spec::Schedule::default(),
+        clip: elasticdl_spec::job::ClipSpec::default(),
+        models: vec![Box::new(Slow(ToyModel::boxed(), slowness))],
+        source: Box::new(ToySource { batches: BATCHES, spoil: Default::default() }),
+        pulls: Box::new(PsClient::new(client.clone())),
+        pushes: Box::new(PsClient::new(client)),
+        stop,
+        gauges: Arc::new(Gauges::default()),
+        events,
+    })
+    .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (mut given, mut done) = (0, 0);
+    while done < tasks.len() {
+        let deadline = Duration::from_secs(60);
+        let event = runtime.block_on(async { tokio::time::timeout(deadline, happening.recv()).await });
+        match event.expect("an event in time").expect("the stages run") {
+            Event::Wanted if given < tasks.len() => {
+                stages
+                    .give(leased(TaskId::train(0, tasks[given]), u64::from(number) * 100 + given as u64 + 1));
+                given += 1;
+            }
+            Event::Ended { outcome: Outcome::Done { .. }, .. } => done += 1,
+            Event::Ended { outcome, .. } => panic!("{outcome:?}"),
+            Event::Broken(error) => panic!("{error}"),
+            _ => {}
+        }
+    }
+    stages.close();
+    stages.join();
+}
+
+/// By partition: how many batches it has applied, and how stale they were.
+fn staleness(world: &Real) -> Vec<(u64, Vec<u64>)> {
+    let of = |p: &mut elasticdl_ps::Partition| {
+        let classes: Value = serde_json::to_value(p.staleness()).unwrap();
+        (p.version(), serde_json::from_value(classes).unwrap())
+    };
+    (0..PARTITIONS).map(|id| world.partitions.with(PartitionId(id), of).expect("it is here")).collect()
+}
+
+/// Two fast workers and one that is far slower, each with batches in flight.
+fn race(policy: Option<Policy>) -> Vec<(u64, Vec<u64>)> {
+    let world = Real::gated(SGD, policy);
+    world.begin();
+    std::thread::scope(|scope| {
+        scope.spawn(|| work(&world, 1, &[0], 2000, 2));
+        scope.spawn(|| work(&world, 2, &[1, 3, 5, 7], 0, 3));
+        scope.spawn(|| work(&world, 3, &[2, 4, 6, 8], 0, 1));
+    });
+    staleness(&world)
+}
+
+/// Goal: whatever the speeds, nothing staler than allowed is applied; without a bound, in the same race, it is.
+#[test]
+fn no_gradient_is_staler_than_the_bound() {
+    for (most, classes) in [(1, 2), (3, 3)] {
+        for (version, counts) in race(Some(Policy::Bounded(most))) {
+            assert_eq!(version, 9 * BATCHES, "every batch counts once");
+            assert_eq!(counts.iter().sum::<u64>(), version);
+            assert!(counts.len() <= classes, "a bound of {most}, and {counts:?}");
+        }
+    }
+    let unbounded = race(None);
+    assert!(unbounded.iter().all(|(_, counts)| counts.len() > 3), "a race that is too tame: {unbounded:?}");
+}
