@@ -208,6 +208,8 @@ pub struct Job {
     checkpoints: Coordinator,
     /// The newest committed checkpoint: what a restarted server restores.
     committed: Option<Manifest>,
+    /// The checkpoint that was begun when all training was done.
+    last_cut: Option<u64>,
     places: Vec<Place>,
     /// Partitions on their way to another server.
     moving: Option<moves::Moving>,
@@ -330,6 +332,7 @@ impl Job {
                 start.checkpoint_age,
             ),
             committed,
+            last_cut: None,
             places: (0..job.servers.partitions).map(place).collect(),
             moving: None,
             moves_not_before: Duration::ZERO,

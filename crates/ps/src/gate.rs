@@ -1,7 +1,8 @@
 //! Who may begin a batch: a gate that admits only as many as keep every gradient fresh enough.
 //!
 //! Before a worker pulls a batch it asks for a permit, and gives it back when the batch has landed on all
-//! partitions or is dropped; a connection that ends gives back all of its permits. The gate is with the server of
+//! partitions or is dropped; a connection that ends gives back all of its permits, and so does one that is not heard
+//! of for as long as a lease lasts. The gate is with the server of
 //! partition 0, in memory only: one that was just born knows nothing of batches under way. That costs work done
 //! twice and no guarantee, because partitions refuse what is too stale whatever the gate believes.
 //!
@@ -30,6 +31,8 @@ pub enum Policy {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gate {
     policy: Policy,
+    /// How long a batch may take.
+    patience: Duration,
     permits: BTreeMap<u64, Permit>,
     next: u64,
     /// Batches that were under way and are no more: all of them, or those of this round.
@@ -46,6 +49,7 @@ pub struct Gate {
 struct Permit {
     connection: u64,
     batch: Batch,
+    since: Duration,
     /// How many were over when it was given.
     before: u64,
     staged: bool,
@@ -62,14 +66,18 @@ pub struct Granted {
 
 impl Gate {
     /// A gate beside this life of partition 0, which has applied so many batches.
-    pub fn new(policy: Policy, incarnation: u64, version: u64) -> Self {
+    pub fn new(policy: Policy, patience: Duration, incarnation: u64, version: u64) -> Self {
         let (permits, changed) = (BTreeMap::new(), Duration::ZERO);
-        Gate { policy, permits, next: incarnation << 32, over: 0, version, decided: None, changed }
+        // Partitions apply what they have gathered by the number of batches, so that is where rounds begin.
+        let over = if let Policy::Rounds(size) = policy { version % size } else { 0 };
+        Gate { policy, patience, permits, next: incarnation << 32, over, version, decided: None, changed }
     }
 
     /// May this batch be pulled now? `None`: not yet.
     pub fn admit(&mut self, now: Duration, connection: u64, batch: Batch) -> Option<Granted> {
         self.close(now);
+        let patience = self.patience;
+        self.give_back(|_, permit| now.saturating_sub(permit.since) > patience);
         let free = match self.policy {
             // The oldest one under way is the first that would become too stale.
             Policy::Bounded(most) => self
@@ -85,7 +93,8 @@ impl Gate {
         }
         self.next += 1;
         self.changed = now;
-        self.permits.insert(self.next, Permit { connection, batch, before: self.over, staged: false });
+        self.permits
+            .insert(self.next, Permit { connection, batch, since: now, before: self.over, staged: false });
         Some(Granted { permit: self.next, version: self.version })
     }
 

@@ -19,6 +19,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct Gatekeeper {
     policy: Policy,
+    patience: Duration,
     began: Instant,
     /// The life of partition 0 that the gate is beside.
     gate: Mutex<(u64, Gate)>,
@@ -27,11 +28,11 @@ pub struct Gatekeeper {
 }
 
 impl Gatekeeper {
-    /// A keeper whose gate is born with the first question.
-    pub fn new(policy: Policy) -> Self {
-        let gate = Mutex::new((0, Gate::new(policy, 0, 0)));
+    /// A keeper whose gate is born with the first question; a batch may take so long.
+    pub fn new(policy: Policy, patience: Duration) -> Self {
+        let gate = Mutex::new((0, Gate::new(policy, patience, 0, 0)));
         let (changed, connections) = (Condvar::new(), AtomicU64::new(0));
-        Gatekeeper { policy, began: Instant::now(), gate, changed, connections }
+        Gatekeeper { policy, patience, began: Instant::now(), gate, changed, connections }
     }
 
     /// A number for a connection.
@@ -57,7 +58,7 @@ impl Gatekeeper {
         let mut guard = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if guard.0 < life {
-                *guard = (life, Gate::new(self.policy, life, version));
+                *guard = (life, Gate::new(self.policy, self.patience, life, version));
             }
             if guard.0 > life {
                 return Said::only(Status::WrongIncarnation);

@@ -1,5 +1,7 @@
 //! What a server must know of a job: the shape of its model and how it is trained. Nothing else.
 
+use std::time::Duration;
+
 use elasticdl_spec::placement::partition_of_tensor;
 use elasticdl_spec::{
     Consistency, JobSpec, ModelShape, OptimizerSpec, PartitionId, Plan, TableSpec, TablesSpec,
@@ -24,6 +26,8 @@ pub struct Model {
     pub modulates: bool,
     /// What batches must be admitted for; `None`: they come as they come.
     pub policy: Option<Policy>,
+    /// How long a batch that was admitted may take.
+    pub permit_timeout: Duration,
     /// For each table, what the job says of it.
     tables: Vec<TableSpec>,
     /// For each partition, which tensors of the shape are its own.
@@ -40,8 +44,8 @@ impl Model {
             tensors[partition_of_tensor(&tensor.name, partitions).0 as usize].push(i);
         }
         let tables = vec![TableSpec::default(); shape.tables.len()];
-        let (job, modulates, policy) = (job.into(), false, None);
-        Model { job, shape, optimizer, seed, partitions, modulates, policy, tables, tensors }
+        let (job, modulates, policy, permit_timeout) = (job.into(), false, None, Duration::from_secs(60));
+        Model { job, shape, optimizer, seed, partitions, modulates, policy, permit_timeout, tables, tensors }
     }
 
     /// The same with what a job says of single tables.
@@ -57,7 +61,7 @@ impl Model {
         let model =
             Model::new(&job.name, plan.shape.clone(), job.train.optimizer, job.train.seed, partitions);
         let (modulates, policy) = (job.train.staleness_modulation, policy_of(job));
-        Model { modulates, policy, ..model.with_tables(&job.tables) }
+        Model { modulates, policy, permit_timeout: job.limits.lease, ..model.with_tables(&job.tables) }
     }
 
     /// What the job says of each table of the shape.
@@ -76,5 +80,6 @@ fn policy_of(job: &JobSpec) -> Option<Policy> {
     match job.train.consistency {
         Consistency::Asynchronous => job.staleness_bound().map(|most| Policy::Bounded(most.into())),
         Consistency::Synchronous => Some(Policy::Steps(job.train.grads_to_wait.into())),
+        Consistency::Hybrid => Some(Policy::Rounds(job.train.grads_to_wait.into())),
     }
 }

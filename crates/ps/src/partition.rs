@@ -107,6 +107,7 @@ impl Partition {
             tensors: tensors
                 .iter()
                 .map(|i| Tensor::new(shape.tensors[*i].clone(), seed, &optimizer_of_tensors))
+                .map(|tensor| if gathers(&model) { tensor.gathering() } else { tensor })
                 .collect(),
             memory: Memory::default(),
             stage: Stage::default(),
@@ -244,8 +245,20 @@ impl Partition {
 
     /// Whether more were applied since the batch was pulled than the job allows.
     fn is_too_stale(&self, push: &Push<'_>) -> bool {
-        let staleness = self.memory.version.saturating_sub(push.version);
-        matches!(self.model.policy, Some(Policy::Bounded(most)) if staleness > most)
+        let version = self.memory.version;
+        match self.model.policy {
+            Some(Policy::Bounded(most)) => version.saturating_sub(push.version) > most,
+            // Rows may be stale. Tensors are those of the pull as long as they have not moved.
+            Some(Policy::Rounds(_)) => {
+                self.tensors.first().is_some_and(|tensor| push.version + tensor.gathered() < version)
+            }
+            Some(Policy::Steps(_)) | None => false,
+        }
+    }
+
+    /// No more batches come: what is gathered and too little for a round is applied all the same.
+    pub fn settle(&mut self) {
+        self.tensors.iter_mut().for_each(|tensor| tensor.apply_gathered(&self.optimizer_of_tensors));
     }
 
     /// Committed checkpoints cover these tasks: their marks shrink to the closed set.
@@ -262,18 +275,31 @@ impl Partition {
     }
 
     fn apply(&mut self, push: &Push<'_>) -> u64 {
-        let PushHeader { records, factor, .. } = push.header;
+        let PushHeader { records, factor: whole, .. } = push.header;
         let staleness = self.memory.version.saturating_sub(push.version);
         self.staleness.count(staleness);
-        let factor = if self.model.modulates { factor / staleness.max(1) as f32 } else { factor };
+        let factor = if self.model.modulates { whole / staleness.max(1) as f32 } else { whole };
         // A batch of which every record was set aside teaches nothing, and moves the mark all the same.
-        if records > 0 {
-            self.learn(push.tables, push.tensors, factor);
+        let teaches = records > 0;
+        match self.model.policy {
+            Some(Policy::Rounds(size)) => {
+                if teaches {
+                    self.learn(push.tables, &[], factor);
+                }
+                for (tensor, gradient) in self.tensors.iter_mut().zip(push.tensors) {
+                    tensor.gather(teaches.then_some(gradient), whole);
+                    if tensor.gathered() >= size {
+                        tensor.apply_gathered(&self.optimizer_of_tensors);
+                    }
+                }
+            }
+            _ if teaches => self.learn(push.tables, push.tensors, factor),
+            _ => {}
         }
         self.count(&push.header)
     }
 
-    /// The only place where rows and tensors change; [`Partition::count`] follows for each batch that is in them.
+    /// Rows and tensors learn; [`Partition::count`] follows for each batch that is in them.
     fn learn(&mut self, tables: &[RowGradients<'_>], tensors: &[&[f32]], factor: f32) {
         for (table, rows) in self.tables.iter_mut().zip(tables) {
             self.load += rows.gradients.len() as u64;
@@ -373,6 +399,11 @@ impl Partition {
     fn misfit(&self, reason: String) -> Error {
         Error::Misfit { partition: self.id, reason }
     }
+}
+
+/// Whether tensors' gradients are gathered before they are applied.
+fn gathers(model: &Model) -> bool {
+    matches!(model.policy, Some(Policy::Rounds(_)))
 }
 
 /// Looks at every float without stopping at the first bad one: that way it is done many at a time.

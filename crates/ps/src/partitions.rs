@@ -74,7 +74,7 @@ impl Partitions {
     /// None yet, of this model.
     pub fn new(model: Arc<Model>) -> Self {
         let (pulls, pushes) = (AtomicU64::new(0), AtomicU64::new(0));
-        let gatekeeper = model.policy.map(Gatekeeper::new);
+        let gatekeeper = model.policy.map(|policy| Gatekeeper::new(policy, model.permit_timeout));
         Partitions { model, held: RwLock::default(), gatekeeper, pulls, pushes }
     }
 
@@ -132,6 +132,11 @@ impl Partitions {
     /// Closes tasks in every partition: committed checkpoints cover them.
     pub fn close(&self, covered: &Closed) {
         self.each(|p| p.close_all(covered));
+    }
+
+    /// No more batches come: what is gathered and not applied is applied now.
+    pub fn settle(&self) {
+        self.each(Partition::settle);
     }
 
     /// What there is to tell.

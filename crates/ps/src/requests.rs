@@ -503,7 +503,8 @@ mod tests {
             ],
             words in proptest::collection::vec(prop_oneof![8 => 0..4u64, 1 => any::<u64>()], 0..60),
             rounded: bool,
-            policy in prop_oneof![Just(None), Just(Some(Policy::Bounded(1))), Just(Some(Policy::Steps(2)))],
+            policy in prop_oneof![
+                Just(Some(Policy::Rounds(2))),Just(None), Just(Some(Policy::Bounded(1))), Just(Some(Policy::Steps(2)))],
         ) {
             let mut model = (*if rounded { rounded_model() } else { model() }).clone();
             model.policy = policy;

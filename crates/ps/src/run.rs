@@ -184,6 +184,9 @@ fn write(partitions: &Partitions, order: &WriteCheckpoint) -> Result<Vec<Written
         let covered: Closed = serde_json::from_str(&order.covered).map_err(Error::Covered)?;
         partitions.close(&covered);
     }
+    if order.last {
+        partitions.settle();
+    }
     let base = (order.base != 0).then_some(order.base);
     let cut = Order { checkpoint: order.checkpoint, base, is_basis: order.is_basis };
     let written = partitions.write_checkpoint(Path::new(&order.dir), cut)?;

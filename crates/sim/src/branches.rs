@@ -89,6 +89,8 @@ branches! {
     StepStale: "steps: a batch comes too late for its step",
     StepLate: "steps: a batch was in a step that somebody else saw to",
     StepsBack: "steps: all partitions go back to the checkpoint",
+    TensorsStale: "hybrid: a push is refused because tensors have moved since it was pulled",
+    Settled: "hybrid: what is gathered is applied before the last cut",
     RolledBack: "staged: all partitions go back to the checkpoint",
     Replayed: "replay: tasks that were done are opened again",
     ServerReborn: "replay: partitions begin another life",
@@ -139,9 +141,12 @@ impl Branches {
     /// there, and of the others not all can be met by one worker.
     pub fn never(&self, kind: Kind) -> Vec<&'static str> {
         let due = |text: &str| match kind {
-            Kind::Usual => !["staged:", "bounded:", "steps:"].iter().any(|of| text.starts_with(of)),
+            Kind::Usual => {
+                !["staged:", "bounded:", "steps:", "hybrid:"].iter().any(|of| text.starts_with(of))
+            }
             Kind::Staged => text.starts_with("staged:"),
             Kind::Synchronous => text.starts_with("steps:"),
+            Kind::Hybrid => text.starts_with("hybrid:"),
             Kind::Bounded => text.starts_with("bounded:"),
         };
         let never = |(branch, text): &&(Branch, &'static str)| self.of(*branch) == 0 && due(text);

@@ -94,14 +94,15 @@ impl World {
             return; // A connection that is closed brings nothing any more.
         }
         let before = std::mem::replace(newest, connection.max(*newest));
-        let policy = self.scenario.model.policy;
+        let (policy, patience) = (self.scenario.model.policy, self.scenario.model.permit_timeout);
         let answer = match (server.partitions.get(&PartitionId(0)), policy) {
             (Some(p), Some(policy)) if p.incarnation() == incarnation => {
                 let version = p.version();
-                let gate =
-                    server.gate.get_or_insert_with(|| (incarnation, Gate::new(policy, incarnation, version)));
+                let gate = server
+                    .gate
+                    .get_or_insert_with(|| (incarnation, Gate::new(policy, patience, incarnation, version)));
                 if gate.0 != incarnation {
-                    *gate = (incarnation, Gate::new(policy, incarnation, version));
+                    *gate = (incarnation, Gate::new(policy, patience, incarnation, version));
                 }
                 if connection > before {
                     gate.1.lost(number(worker, before));

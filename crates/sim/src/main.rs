@@ -47,6 +47,9 @@ struct Args {
     /// Draws worlds whose steps have several batches.
     #[arg(long, conflicts_with_all = ["staged", "bounded"])]
     synchronous: bool,
+    /// Draws worlds whose tensors' gradients are gathered.
+    #[arg(long, conflicts_with_all = ["staged", "bounded", "synchronous"])]
+    hybrid: bool,
     /// Threads; as many as there are cores by default.
     #[arg(long)]
     threads: Option<usize>,
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         (true, _) => Kind::Staged,
         (_, true) => Kind::Bounded,
         _ if args.synchronous => Kind::Synchronous,
+        _ if args.hybrid => Kind::Hybrid,
         _ => Kind::Usual,
     };
     if let Some(seed) = args.seed {

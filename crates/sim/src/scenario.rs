@@ -59,6 +59,8 @@ pub enum Kind {
     Bounded,
     /// Many workers whose batches are applied together, several in a step.
     Synchronous,
+    /// Many workers whose rows' gradients are applied as they come and whose tensors' gradients are gathered.
+    Hybrid,
 }
 
 /// How messages travel until the faults stop.
@@ -156,8 +158,9 @@ impl Scenario {
         let deterministic = kind == Kind::Staged;
         let workers = if deterministic { 1 } else { draw_workers(&mut rng) };
         job.train.staleness = draw_staleness(seed, kind);
-        if kind == Kind::Synchronous {
-            job.train.consistency = Consistency::Synchronous;
+        if matches!(kind, Kind::Synchronous | Kind::Hybrid) {
+            let synchronous = kind == Kind::Synchronous;
+            job.train.consistency = if synchronous { Consistency::Synchronous } else { Consistency::Hybrid };
             job.train.grads_to_wait = draw_size(seed);
         }
         job.workers.count = (deterministic || !draws_automatic(seed)).then_some(workers);
@@ -182,7 +185,7 @@ impl Scenario {
         job.checkpoint.full_every = draw_full_every(seed);
         let compute = draw_compute(&mut rng, &job, workers, &shards);
         job.limits.lease = seconds(&mut rng, 0.5, 3.0) + 3 * compute;
-        if matches!(kind, Kind::Bounded | Kind::Synchronous) {
+        if matches!(kind, Kind::Bounded | Kind::Synchronous | Kind::Hybrid) {
             // Whoever waits at the gate gets no batch done meanwhile, and all may wait for all.
             job.limits.lease += 2 * workers * (compute + Duration::from_millis(100));
         }
@@ -203,7 +206,7 @@ impl Scenario {
             validation,
             poisoned,
             compute,
-            pulls: rng.below(3) == 0 || matches!(kind, Kind::Bounded | Kind::Synchronous),
+            pulls: rng.below(3) == 0 || matches!(kind, Kind::Bounded | Kind::Synchronous | Kind::Hybrid),
             tick: Duration::from_millis(50 + rng.below(100)),
             net: draw_net(&mut rng, workers),
             disk: draw_disk(&mut rng),
@@ -250,7 +253,7 @@ impl Scenario {
 
 fn draw_staleness(seed: u64, kind: Kind) -> Option<u32> {
     match kind {
-        Kind::Usual | Kind::Synchronous => None,
+        Kind::Usual | Kind::Synchronous | Kind::Hybrid => None,
         Kind::Staged => Some(0),
         Kind::Bounded => Some(draw_size(seed)),
     }

@@ -218,6 +218,10 @@ impl World {
     fn begin_checkpoint(&mut self, pid: Pid, server: &mut Server, command: u64, order: &WriteCheckpoint) {
         let covered: Closed = serde_json::from_str(&order.covered).expect("the master sends ranges");
         server.partitions.values_mut().for_each(|p| p.close_all(&covered));
+        if order.last {
+            self.branches.count(Branch::Settled);
+            server.partitions.values_mut().for_each(Partition::settle);
+        }
         let todo = server.held().iter().map(|held| PartitionId(held.partition)).collect();
         let id = order.checkpoint;
         self.note("cut begins", [pid.into(), id, order.base], || {
@@ -455,6 +459,7 @@ impl World {
 
     fn push(&mut self, partition: &mut Partition, header: PushHeader, from: From<'_>) -> ps::Answer {
         let late = partition.version().saturating_sub(from.version);
+        let gathered = partition.tensors().first().map(|tensor| tensor.gathered());
         let mut answer = land(partition, header, from, Partition::push);
         if self.sabotage == Sabotage::StaleOff && answer.status == Status::Stale {
             answer = land(partition, header, From { version: partition.version(), ..from }, Partition::push);
@@ -468,6 +473,13 @@ impl World {
                 "bound",
                 format!("{id} applied {task} batch {batch} after {late} others, and {most} are allowed"),
             );
+        }
+        if let (Some(Policy::Rounds(_)), Status::Ok, Some(gathered)) =
+            (self.scenario.model.policy, answer.status, gathered)
+            && late > gathered
+        {
+            let (id, PushHeader { task, batch, .. }) = (partition.id(), header);
+            self.fail("bound", format!("{id} applied {task} batch {batch}, and its tensors had moved since"));
         }
         let mut land = |header| land(partition, header, from, Partition::push);
         let closed = answer.mark == MARK_CLOSED;
@@ -498,6 +510,7 @@ impl World {
             Status::Duplicate => Branch::PushDuplicate,
             Status::Fenced => Branch::PushFenced,
             Status::Gap => Branch::PushGap,
+            Status::Stale if self.scenario.plan.job.is_hybrid() => Branch::TensorsStale,
             Status::Stale => Branch::PushStale,
             Status::WrongIncarnation | Status::NotHere | Status::NotStaged | Status::NotYet => {
                 Branch::WrongIncarnation

@@ -75,6 +75,11 @@ fn gradients_that_are_too_stale_and_applied_are_noticed() {
 }
 
 #[test]
+fn gradients_of_tensors_that_have_moved_since_and_are_applied_are_noticed() {
+    noticed_in(Kind::Hybrid, Sabotage::StaleOff, "bound", "had moved since");
+}
+
+#[test]
 fn a_step_that_lacks_a_batch_somewhere_is_noticed() {
     noticed_in(Kind::Synchronous, Sabotage::StepsOff, "staged", "cannot apply it");
 }

@@ -15,6 +15,7 @@ fn check(summary: &Summary, kind: Kind) {
         Kind::Staged => "--staged ",
         Kind::Bounded => "--bounded ",
         Kind::Synchronous => "--synchronous ",
+        Kind::Hybrid => "--hybrid ",
     };
     let told = |seed: u64| format!("cargo run --release -p elasticdl-sim -- {staged}--seed {seed}");
     let failures: Vec<_> = summary.failures.iter().map(|f| (told(f.seed), &f.violations)).collect();
@@ -53,9 +54,13 @@ fn fresh_seeds_pass() {
     keep_panics_quiet();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is set");
     let first = now.as_nanos() as u64;
-    for (kind, seeds) in
-        [(Kind::Usual, 1000), (Kind::Staged, 300), (Kind::Bounded, 300), (Kind::Synchronous, 300)]
-    {
+    for (kind, seeds) in [
+        (Kind::Usual, 1000),
+        (Kind::Staged, 300),
+        (Kind::Bounded, 300),
+        (Kind::Synchronous, 300),
+        (Kind::Hybrid, 300),
+    ] {
         let summary = run_many(first, seeds, kind, cores());
         check(&summary, kind);
         assert_eq!(summary.seeds, seeds);

@@ -74,6 +74,11 @@ impl JobSpec {
         self.train.consistency == Consistency::Synchronous
     }
 
+    /// Whether tensors' gradients are gathered, so that some may be left when the last batch is applied.
+    pub fn is_hybrid(&self) -> bool {
+        self.train.consistency == Consistency::Hybrid
+    }
+
     /// Whether steps are staged on all partitions before any applies them, so that all partitions are at one step
     /// whenever they are cut or go back.
     pub fn is_staged(&self) -> bool {
@@ -221,12 +226,17 @@ pub enum Consistency {
     Asynchronous,
     /// Those of a step are applied together, as their mean.
     Synchronous,
+    /// Those of rows when they come, those of tensors together, as their mean.
+    Hybrid,
 }
 
 impl Consistency {
     /// All of them, by the name used in job files.
-    pub const ALL: [(&'static str, Consistency); 2] =
-        [("asynchronous", Consistency::Asynchronous), ("synchronous", Consistency::Synchronous)];
+    pub const ALL: [(&'static str, Consistency); 3] = [
+        ("asynchronous", Consistency::Asynchronous),
+        ("synchronous", Consistency::Synchronous),
+        ("hybrid", Consistency::Hybrid),
+    ];
 }
 
 /// How large a batch's gradient may be when it leaves a worker.

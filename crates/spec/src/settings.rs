@@ -320,11 +320,11 @@ pub const SETTINGS: &[Setting] = &[
     setting("train.seed", count(0), Value("7"), "Of everything that is drawn: initial weights, shuffles."),
     setting(
         "train.consistency",
-        Rule::OneOf(&["asynchronous", "synchronous"]),
+        Rule::OneOf(&["asynchronous", "synchronous", "hybrid"]),
         Value("asynchronous"),
-        "How gradients of several workers come together. asynchronous: each is applied when it comes. synchronous: train.grads_to_wait batches are computed from the same weights and applied as one step, as the mean of their gradients.",
+        "How gradients of several workers come together. asynchronous: each is applied when it comes. synchronous: train.grads_to_wait batches are computed from the same weights and applied as one step, as the mean of their gradients. hybrid: rows as in asynchronous, dense tensors as in synchronous.",
     ),
-    setting("train.grads_to_wait", count(1), Value("1"), "synchronous: batches that make a step."),
+    setting("train.grads_to_wait", count(1), Value("1"), "synchronous, hybrid: batches that make a step."),
     setting(
         "train.staleness",
         count(0),

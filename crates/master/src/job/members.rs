@@ -213,7 +213,8 @@ impl Job {
         let covered = serde_json::to_string(&self.tasks.covered().epochs).expect("ranges are JSON");
         let dir = store::checkpoint_path(&self.checkpoint_dir, id);
         let (base, is_basis) = (self.base().unwrap_or(0), self.plan.job.checkpoint.full_every > 1);
-        let order = WriteCheckpoint { checkpoint: id, dir, covered, base, is_basis };
+        let last = self.last_cut == Some(id);
+        let order = WriteCheckpoint { checkpoint: id, dir, covered, base, is_basis, last };
         BeatReply { command, what: Some(beat_reply::What::WriteCheckpoint(order)) }
     }
 

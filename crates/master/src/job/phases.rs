@@ -82,7 +82,7 @@ impl Job {
             }
             // A server died, and with it what no checkpoint covers.
             Phase::Saving | Phase::Evaluating if !self.tasks.is_complete() => self.phase = Phase::Training,
-            Phase::Saving if self.tasks.is_covered() => self.after_save(now, effects),
+            Phase::Saving if self.tasks.is_covered() && self.is_settled() => self.after_save(now, effects),
             Phase::Saving if self.checkpoints.writing().is_none() => self.begin_checkpoint(now, effects),
             Phase::Evaluating if self.evaluated_last => self.after_evaluation(now, effects),
             Phase::Stopping => self.advance_stop(now, effects),
@@ -93,6 +93,13 @@ impl Job {
     /// Batches trained so far, by their records.
     fn steps(&self) -> u64 {
         self.tasks.records() / self.plan.job.train.batch.max(1) as u64
+    }
+
+    /// Whether servers have applied all that they gather. They do so before they cut a checkpoint that is begun when
+    /// all training is done; one that merely covers all tasks does not tell.
+    fn is_settled(&self) -> bool {
+        let committed = self.committed.as_ref().map(|manifest| manifest.id);
+        !self.plan.job.is_hybrid() || (committed.is_some() && committed == self.last_cut)
     }
 
     /// The final checkpoint is committed: judge it, or go on.
@@ -149,6 +156,9 @@ impl Job {
         }
         let servers: BTreeSet<u32> = self.places.iter().map(|p| p.server).collect();
         let checkpoint = self.checkpoints.begin(now, servers);
+        if self.phase == Phase::Saving {
+            self.last_cut = Some(checkpoint);
+        }
         // Written before a server hears of it: a master that has a successor does not get any further.
         effects.push(Effect::Record(Entry::Cut { checkpoint }));
         self.answer_beats(now, effects);

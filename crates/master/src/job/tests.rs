@@ -452,6 +452,41 @@ fn in_the_deterministic_mode_a_dead_server_takes_all_partitions_back() {
 }
 
 #[test]
+fn in_the_synchronous_mode_checkpoints_wait_for_tasks_and_a_dead_server_takes_all_partitions_back() {
+    let extra =
+        [("checkpoint.every", "10s"), ("train.consistency", "synchronous"), ("train.grads_to_wait", "2")];
+    let mut world = World::training(&extra, 4);
+    let held = world.lease(0).unwrap();
+    assert!(world.lease_for(0, Need::Ahead).is_none(), "a checkpoint would wait for it");
+    world.tick(10_000);
+    assert!(world.job.checkpoints.writing().is_none() && world.lease(0).is_none(), "a step may be under way");
+    assert!(world.train(0, &held));
+    world.write_checkpoints();
+    let held = world.lease(0).unwrap();
+    world.kill(Role::Server, 1);
+    assert!(world.incarnations().iter().all(|n| *n == 2), "every partition goes back to the same step");
+    assert!(!world.train(0, &held), "and every lease ends");
+}
+
+/// Goal: what servers gather is applied before the last cut, and a checkpoint that merely covers everything is not it.
+#[test]
+fn in_the_hybrid_mode_the_last_checkpoint_is_begun_when_all_training_is_done() {
+    let extra = [("checkpoint.every", "10s"), ("train.consistency", "hybrid"), ("train.grads_to_wait", "2")];
+    let mut world = World::training(&extra, 1);
+    let held = world.lease(0).unwrap();
+    world.tick(10_000);
+    let early = world.job.checkpoints.writing().expect("it is due");
+    assert_eq!(world.job.last_cut, None);
+    assert!(world.train(0, &held));
+    world.write_checkpoints();
+    assert_eq!(world.commits.last().map(|m| m.id), Some(early), "it covers everything");
+    let last = world.job.checkpoints.writing().expect("and is not the last");
+    assert_eq!((world.job.last_cut, world.ended), (Some(last), None));
+    world.write_checkpoints();
+    assert_ne!(world.job.phase(), Phase::Saving, "on to the evaluation");
+}
+
+#[test]
 fn in_the_deterministic_mode_no_checkpoint_is_cut_in_the_middle_of_a_step() {
     let extra =
         [("checkpoint.every", "10s"), ("workers.count", "1"), ("workers.max", "1"), ("train.staleness", "0")];

@@ -8,6 +8,7 @@ fn batch(shard: u32, batch: u64, n: u64) -> Batch {
 }
 
 const NOW: Duration = Duration::from_secs(1);
+const LONG: Duration = Duration::from_secs(1000);
 
 fn permit(gate: &mut Gate, connection: u64, b: Batch) -> Option<u64> {
     gate.admit(NOW, connection, b).map(|granted| granted.permit)
@@ -15,7 +16,7 @@ fn permit(gate: &mut Gate, connection: u64, b: Batch) -> Option<u64> {
 
 #[test]
 fn a_bound_of_one_lets_two_go_side_by_side_and_makes_the_faster_wait() {
-    let mut gate = Gate::new(Policy::Bounded(1), 1, 0);
+    let mut gate = Gate::new(Policy::Bounded(1), LONG, 1, 0);
     let slow = permit(&mut gate, 1, batch(0, 0, 1)).unwrap();
     let fast = permit(&mut gate, 2, batch(1, 0, 2)).unwrap();
     assert_eq!(permit(&mut gate, 3, batch(2, 0, 3)), None, "one of three would be late by two");
@@ -29,7 +30,7 @@ fn a_bound_of_one_lets_two_go_side_by_side_and_makes_the_faster_wait() {
 
 #[test]
 fn a_connection_that_ends_gives_back_its_permits() {
-    let mut gate = Gate::new(Policy::Bounded(1), 1, 0);
+    let mut gate = Gate::new(Policy::Bounded(1), LONG, 1, 0);
     permit(&mut gate, 1, batch(0, 0, 1)).unwrap();
     permit(&mut gate, 1, batch(0, 1, 1)).unwrap();
     assert_eq!(permit(&mut gate, 2, batch(1, 0, 2)), None);
@@ -40,8 +41,8 @@ fn a_connection_that_ends_gives_back_its_permits() {
 
 #[test]
 fn permits_of_two_lives_are_told_apart() {
-    let old = permit(&mut Gate::new(Policy::Bounded(1), 4, 0), 1, batch(0, 0, 1)).unwrap();
-    let mut gate = Gate::new(Policy::Bounded(1), 5, 0);
+    let old = permit(&mut Gate::new(Policy::Bounded(1), LONG, 4, 0), 1, batch(0, 0, 1)).unwrap();
+    let mut gate = Gate::new(Policy::Bounded(1), LONG, 5, 0);
     let new = permit(&mut gate, 1, batch(0, 0, 1)).unwrap();
     gate.landed(old);
     assert!(old != new && !gate.is_idle());
@@ -70,7 +71,7 @@ proptest! {
     /// staleness than allowed, and whoever asks while nothing is under way goes on.
     #[test]
     fn the_bound_is_never_exceeded_and_nobody_is_stuck(most in 1..5u64, events in events()) {
-        let mut gate = Gate::new(Policy::Bounded(most), 1, 0);
+        let mut gate = Gate::new(Policy::Bounded(most), LONG, 1, 0);
         // Under way: permit, connection, and how many were applied when it was pulled; in two partitions, of which
         // the first may be ahead.
         let mut under_way: Vec<(u64, u64, u64)> = Vec::new();
@@ -110,7 +111,7 @@ proptest! {
 
 #[test]
 fn a_step_takes_so_many_batches_and_is_decided_when_all_are_staged() {
-    let mut gate = Gate::new(Policy::Steps(2), 1, 10);
+    let mut gate = Gate::new(Policy::Steps(2), LONG, 1, 10);
     let (a, b, c) = (batch(0, 0, 1), batch(0, 1, 1), batch(1, 0, 2));
     let first = gate.admit(NOW, 1, a).unwrap();
     assert_eq!(first.version, 10);
@@ -131,7 +132,7 @@ fn a_step_takes_so_many_batches_and_is_decided_when_all_are_staged() {
 
 #[test]
 fn a_place_in_a_step_that_comes_back_is_given_to_another() {
-    let mut gate = Gate::new(Policy::Steps(2), 1, 0);
+    let mut gate = Gate::new(Policy::Steps(2), LONG, 1, 0);
     let (a, b, c) = (batch(0, 0, 1), batch(1, 0, 2), batch(2, 0, 3));
     let staged = gate.admit(NOW, 1, a).unwrap();
     assert!(gate.staged(NOW, staged.permit, a));
@@ -150,7 +151,7 @@ fn a_place_in_a_step_that_comes_back_is_given_to_another() {
 
 #[test]
 fn a_newer_lease_takes_the_place_of_an_older_one_but_for_what_is_staged() {
-    let mut gate = Gate::new(Policy::Steps(3), 1, 0);
+    let mut gate = Gate::new(Policy::Steps(3), LONG, 1, 0);
     let (old, new) = (batch(0, 0, 1), batch(0, 0, 2));
     let first = gate.admit(NOW, 1, old).unwrap();
     let second = gate.admit(NOW, 2, new).unwrap();
@@ -162,7 +163,7 @@ fn a_newer_lease_takes_the_place_of_an_older_one_but_for_what_is_staged() {
 
 #[test]
 fn a_step_that_nobody_comes_to_any_more_is_closed_with_fewer() {
-    let mut gate = Gate::new(Policy::Steps(3), 1, 0);
+    let mut gate = Gate::new(Policy::Steps(3), LONG, 1, 0);
     let a = batch(0, 0, 1);
     let permit = gate.admit(NOW, 1, a).unwrap().permit;
     gate.staged(NOW, permit, a);
@@ -177,7 +178,7 @@ proptest! {
     /// where the one before it ended, and with the faults over everything that was admitted gets decided.
     #[test]
     fn steps_follow_each_other_and_have_each_batch_once(size in 1..5u64, events in events()) {
-        let mut gate = Gate::new(Policy::Steps(size), 1, 0);
+        let mut gate = Gate::new(Policy::Steps(size), LONG, 1, 0);
         let mut under_way: Vec<(u64, u64, Batch)> = Vec::new();
         let mut marks = [0u64; 8];
         let mut decided: Vec<Decision> = Vec::new();
@@ -226,4 +227,29 @@ proptest! {
         note(&gate, &mut marks);
         prop_assert!(gate.is_idle());
     }
+}
+
+#[test]
+fn a_permit_that_is_held_for_too_long_is_given_to_another() {
+    let patience = Duration::from_secs(5);
+    let mut gate = Gate::new(Policy::Bounded(1), patience, 1, 0);
+    permit(&mut gate, 1, batch(0, 0, 1)).unwrap();
+    permit(&mut gate, 2, batch(1, 0, 2)).unwrap();
+    assert_eq!(gate.admit(NOW + patience, 3, batch(2, 0, 3)), None);
+    assert!(gate.admit(NOW + patience + Duration::from_millis(1), 3, batch(2, 0, 3)).is_some());
+}
+
+#[test]
+fn a_round_is_over_when_so_many_have_landed_and_begins_where_partitions_are() {
+    let mut gate = Gate::new(Policy::Rounds(3), LONG, 1, 7);
+    let (a, b, c) = (batch(0, 0, 1), batch(1, 0, 2), batch(2, 0, 3));
+    let first = permit(&mut gate, 1, a).unwrap();
+    let second = permit(&mut gate, 2, b).unwrap();
+    assert_eq!(permit(&mut gate, 3, c), None, "one of the round had landed when the gate was born");
+    gate.dropped(first);
+    let third = permit(&mut gate, 3, c).expect("its place is free again");
+    gate.landed(second);
+    assert_eq!(permit(&mut gate, 1, a), None);
+    gate.landed(third);
+    assert!(permit(&mut gate, 1, a).is_some(), "the next round");
 }

@@ -1,5 +1,7 @@
 //! The rules of exactly-once, on rows: whatever is repeated, reordered or fenced, each batch counts once.
 
+mod rounds;
+
 use std::collections::BTreeMap;
 
 use elasticdl_spec::shape::RowPart;

@@ -9,7 +9,6 @@ use super::Requests;
 use crate::checkpoint::Head;
 use crate::error::Result;
 use crate::model::Model;
-use crate::optimizer::{Optimizer, Rule};
 use crate::partition::Partition;
 use crate::partition::copy::Copied;
 use crate::partitions::Partitions;
@@ -118,6 +117,7 @@ fn put_handed(reply: &mut Frame, partition: &Partition, head: &Head) {
     reply.put_bytes(&serde_json::to_vec(head).expect("a head is JSON"));
     for tensor in partition.tensors() {
         reply.put_floats(tensor.values());
+        reply.put(tensor.slots().len() as u64);
         reply.put_floats(tensor.slots());
     }
 }
@@ -169,7 +169,6 @@ pub(crate) fn take_handed(
         payload.end()?;
         return Ok(if status == Status::Ok { Handed::NotNow } else { Handed::NotThere });
     }
-    let optimizer = Optimizer::new(model.optimizer).of_tensors();
     let mut all = Vec::new();
     for (id, _) in parts {
         let malformed = |e: serde_json::Error| wire::Error::Malformed(format!("the head of {id}: {e}"));
@@ -178,7 +177,8 @@ pub(crate) fn take_handed(
         for index in model.tensors_of(*id).unwrap_or_default() {
             let floats = model.shape.tensors[*index].len();
             let values = payload.take_floats(floats)?.to_vec();
-            tensors.push((values, payload.take_floats(optimizer.slots(floats))?.to_vec()));
+            let slots = usize::try_from(payload.take()?).unwrap_or(usize::MAX);
+            tensors.push((values, payload.take_floats(slots)?.to_vec()));
         }
         all.push(Kept { head, tensors });
     }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Consistency;
 use std::time::Duration;
 
 const GOOD: &str = "
@@ -133,6 +134,31 @@ fn a_staleness_of_zero_takes_one_worker_and_makes_the_job_deterministic() {
         assert_eq!((job.staleness_bound(), job.is_gated()), (Some(3), true));
         assert_eq!((job.is_deterministic(), job.pipeline_depth()), (false, 4));
     }
+}
+
+#[test]
+fn how_workers_come_together_is_said_once_and_has_its_own_keys() {
+    let job = with(&[("train.consistency", "synchronous"), ("train.grads_to_wait", "4")]).unwrap().job;
+    assert_eq!((job.train.consistency, job.train.grads_to_wait), (Consistency::Synchronous, 4));
+    assert_eq!((job.is_staged(), job.is_gated(), job.is_deterministic()), (true, true, false));
+    let job = with(&[("train.consistency", "hybrid"), ("train.grads_to_wait", "2")]).unwrap().job;
+    assert_eq!((job.is_hybrid(), job.is_staged(), job.is_gated()), (true, false, true));
+    let job = with(&[]).unwrap().job;
+    assert_eq!((job.train.consistency, job.is_gated()), (Consistency::Asynchronous, false));
+    assert_eq!(
+        with(&[("train.grads_to_wait", "4")]).unwrap_err(),
+        "spec.train.grads_to_wait: the consistency asynchronous has none\n  hint: leave it out; \
+         spec.train.consistency has it where it is one of synchronous, hybrid"
+    );
+    assert_eq!(
+        with(&[("train.consistency", "synchronous"), ("train.staleness", "4")]).unwrap_err(),
+        "spec.train.staleness: the consistency synchronous has none\n  hint: leave it out; \
+         spec.train.consistency has it where it is asynchronous"
+    );
+    let mut json = serde_json::to_value(&job).unwrap();
+    let train = json["train"].as_object_mut().unwrap();
+    assert!(train.remove("consistency").is_some() && train.remove("grads_to_wait").is_some());
+    assert_eq!(serde_json::from_value::<JobSpec>(json).unwrap(), job, "jobs of before say nothing of it");
 }
 
 /// Goal: a laptop gets one worker, a number is a number, and a limit alone leaves the choice to the master.

@@ -11,8 +11,11 @@ const SCHEDULES: [(&str, &[&str]); 3] =
     [("constant", &[]), ("step", &["decay_steps", "decay_factor"]), ("cosine", &["learning_rate_end"])];
 
 /// Every consistency, with the keys of `train` that it has.
-const CONSISTENCIES: [(&str, &[&str]); 2] =
-    [("asynchronous", &["staleness", "staleness_modulation"]), ("synchronous", &["grads_to_wait"])];
+const CONSISTENCIES: [(&str, &[&str]); 3] = [
+    ("asynchronous", &["staleness", "staleness_modulation"]),
+    ("synchronous", &["grads_to_wait"]),
+    ("hybrid", &["grads_to_wait", "staleness_modulation"]),
+];
 
 /// Problems that no single value shows.
 pub fn check(resolver: &mut Resolver, values: &Values) {
@@ -94,14 +97,12 @@ fn check_counting(resolver: &mut Resolver, values: &Values) {
             format!("steps of {rate} would not add exactly 1 for each record, as the model counting does");
         resolver.problem("spec.train.learning_rate", what, Some("set it to 1".into()));
     }
-    const CHANGING: [&str; 6] = [
-        "train.schedule",
-        "train.warmup_steps",
-        "train.clip_value",
-        "train.clip_norm",
-        "train.grads_to_wait",
-        "tables",
-    ];
+    const CHANGING: [&str; 5] =
+        ["train.schedule", "train.warmup_steps", "train.clip_value", "train.clip_norm", "tables"];
+    if text("train.consistency") == Some("synchronous") {
+        let what = "the model counting adds exactly 1 for each record, and not a part of a mean";
+        resolver.problem("spec.train.consistency", what.into(), Some("leave it out".into()));
+    }
     for path in CHANGING {
         if values.get(path).is_some_and(|(_, source)| *source != Source::Default) {
             let what = "the model counting adds exactly 1 for each record, and this may change that";

@@ -218,11 +218,14 @@ fn answer(
 struct Training {
     staged: bool,
     tasks: u32,
+    policy: Option<Policy>,
 }
 
 impl Training {
     fn run(&self, deaths: &[Death]) -> Vec<(Vec<u32>, u64)> {
-        let world = Real::start();
+        let optimizer =
+            OptimizerSpec::Adagrad { learning_rate: 0.5, initial_accumulator: 0.1, epsilon: 1e-8 };
+        let world = Real::gated(optimizer, self.policy);
         let (mut done, mut leases) = (0, 0);
         for death in deaths.iter().copied().map(Some).chain(once(None)) {
             self.live(&world, death, &mut done, &mut leases);
@@ -241,7 +244,7 @@ impl Training {
             shape: Arc::new(shape()),
             partitions: PARTITIONS,
             depth: 1,
-            together: Together::Freely,
+            together: world.together(),
             read_ahead: 2,
             bad_records_max: 0,
             schedule: SCHEDULE,
@@ -287,14 +290,14 @@ const FRAMES: u64 = PARTITIONS as u64 * (1 + 3 * BATCHES);
 
 #[test]
 fn staging_changes_nothing_of_an_undisturbed_run() {
-    let plain = Training { staged: false, tasks: 2 }.run(&[]);
-    assert_eq!(Training { staged: true, tasks: 2 }.run(&[]), plain);
+    let plain = Training { staged: false, tasks: 2, policy: None }.run(&[]);
+    assert_eq!(Training { staged: true, tasks: 2, policy: None }.run(&[]), plain);
     assert!(plain.iter().all(|(_, version)| *version == 2 * BATCHES));
 }
 
 #[test]
 fn a_death_at_any_frame_leaves_no_trace() {
-    let training = Training { staged: true, tasks: 1 };
+    let training = Training { staged: true, tasks: 1, policy: None };
     let undisturbed = training.run(&[]);
     for at in 1..=FRAMES {
         for when in [When::Before, When::After] {
@@ -305,7 +308,7 @@ fn a_death_at_any_frame_leaves_no_trace() {
 
 #[test]
 fn any_row_of_deaths_leaves_no_trace() {
-    let training = Training { staged: true, tasks: 2 };
+    let training = Training { staged: true, tasks: 2, policy: None };
     let undisturbed = training.run(&[]);
     for seed in 0..30 {
         let mut rng = Rng::new(seed);
@@ -315,10 +318,26 @@ fn any_row_of_deaths_leaves_no_trace() {
     }
 }
 
+/// Goal: a step of one batch is that batch; and whoever dies at whichever frame of a step of two, of a round or within
+/// a bound, every batch counts once in every partition.
+#[test]
+fn a_death_at_any_frame_at_the_gate_leaves_every_batch_counted_once() {
+    let plain = Training { staged: false, tasks: 1, policy: None }.run(&[]);
+    assert_eq!(Training { staged: false, tasks: 1, policy: Some(Policy::Steps(1)) }.run(&[]), plain);
+    for policy in [Policy::Steps(2), Policy::Rounds(2), Policy::Bounded(1)] {
+        let training = Training { staged: false, tasks: 1, policy: Some(policy) };
+        for at in 1..=FRAMES {
+            let when = if at % 2 == 0 { When::Before } else { When::After };
+            let ended = training.run(&[(at, when)]);
+            assert!(ended.iter().all(|(_, version)| *version == BATCHES), "{policy:?}, died at frame {at}");
+        }
+    }
+}
+
 /// Goal: the tests above are not tame. Every batch counts once all the same; the weights are others.
 #[test]
 fn without_staging_a_death_between_two_partitions_shows() {
-    let training = Training { staged: false, tasks: 1 };
+    let training = Training { staged: false, tasks: 1, policy: None };
     let undisturbed = training.run(&[]);
     // Of a fence and a pull, then a push: one server of three does not carry it out.
     let died = training.run(&[(2 * u64::from(PARTITIONS) + 1, When::Before)]);

@@ -1,17 +1,20 @@
 //! Jobs with a gate: real stages, real frames, real partitions, and several workers, one of them much slower than
 //! the others.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use elasticdl_nn::{Gradients, Input, Model};
+use elasticdl_nn::{Gradients, Input, Model, TableInput};
 use elasticdl_ps::gate::Policy;
+use elasticdl_spec::placement::{partition_of_row, partition_of_tensor};
 use elasticdl_spec::{ModelShape, OptimizerSpec, PartitionId, TaskId};
 use serde_json::Value;
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::deterministic::Real;
 use super::{PARTITIONS, ToyModel, ToySource, leased, shape};
+use crate::dedup::{Deduper, Keys};
 use crate::gauges::Gauges;
 use crate::pipeline::{Config, Event, Outcome, Pipeline};
 use crate::ps_client::PsClient;
@@ -121,4 +124,70 @@ fn no_gradient_is_staler_than_the_bound() {
     }
     let unbounded = race(None);
     assert!(unbounded.iter().all(|(_, counts)| counts.len() > 3), "a race that is too tame: {unbounded:?}");
+}
+
+/// Goal: by hand: each two batches are computed from the same weights, and these lose a tenth of the mean gradient.
+#[test]
+fn a_synchronous_step_of_two_is_that_of_the_mean_gradient() {
+    let world = Real::gated(SGD, Some(Policy::Steps(2)));
+    world.begin();
+    work(&world, 1, &[0], 0, 3);
+    let mut rows: BTreeMap<u64, Vec<f32>> = BTreeMap::new();
+    let born = |id: u64| {
+        let mut row = vec![0.0; 2];
+        shape().tables[0].init_row(7, id, &mut row);
+        row
+    };
+    let mut tensors: Vec<Vec<f32>> = shape().tensors.iter().map(|t| t.init_values(7)).collect();
+    let (mut model, mut deduper, mut keys) = (ToyModel::boxed(), Deduper::new(PARTITIONS), Keys::default());
+    for step in 0..BATCHES / 2 {
+        let (before, tensors_before) = (rows.clone(), tensors.clone());
+        model.load(&tensors_before.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        for index in [2 * step, 2 * step + 1] {
+            let batch = super::batch(TaskId::train(0, 0), index, super::RECORDS);
+            deduper.dedup(&batch.ids, &mut keys);
+            let pulled = |id: &u64| before.get(id).cloned().unwrap_or_else(|| born(*id));
+            let pulled: Vec<f32> = keys.ids().iter().flat_map(pulled).collect();
+            let tables = [TableInput { rows: &pulled, index: keys.index() }];
+            let (records, labels, numeric) = (batch.records, &batch.labels[..], &batch.numeric[..]);
+            let mut gradients = Gradients::default();
+            gradients.reset(&shape(), &[keys.unique()]);
+            model.train(&Input { records, numeric, labels, tables: &tables }, records, &mut gradients);
+            let learn = |weight: &mut f32, g: &f32| *weight -= 0.1 * 0.5 * g;
+            for (id, gradient) in keys.ids().iter().zip(gradients.tables[0].chunks_exact(2)) {
+                let row = rows.entry(*id).or_insert_with(|| born(*id));
+                row.iter_mut().zip(gradient).for_each(|(w, g)| learn(w, g));
+            }
+            for (tensor, gradient) in tensors.iter_mut().zip(&gradients.tensors) {
+                tensor.iter_mut().zip(gradient).for_each(|(w, g)| learn(w, g));
+            }
+        }
+    }
+    let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6);
+    for (id, due) in &rows {
+        let mut row = [0.0; 2];
+        world.partitions.with(partition_of_row(*id, PARTITIONS), |p| p.read(0, &[*id], &mut row)).unwrap();
+        assert!(near(&row, due), "row {id}: {row:?}, and {due:?} is right");
+    }
+    for (shape, due) in shape().tensors.iter().zip(&tensors) {
+        let home = partition_of_tensor(&shape.name, PARTITIONS);
+        let found = |p: &mut elasticdl_ps::Partition| {
+            p.tensors().iter().find(|t| t.shape().name == shape.name).map(|t| t.values().to_vec())
+        };
+        let found = world.partitions.with(home, found).flatten().unwrap();
+        assert!(near(&found, due), "{}: {found:?}, and {due:?} is right", shape.name);
+    }
+    assert!(rows.len() > 30 && staleness(&world).iter().all(|(version, counts)| counts[..] == [*version]));
+}
+
+/// Goal: workers of very different speed do their share of steps and rounds, and each batch counts once.
+#[test]
+fn workers_of_very_different_speed_come_together_in_steps_and_rounds() {
+    for policy in [Policy::Steps(3), Policy::Rounds(3)] {
+        for (version, counts) in race(Some(policy)) {
+            assert_eq!(version, 9 * BATCHES, "{policy:?}");
+            assert_eq!(counts.iter().sum::<u64>(), version);
+            assert!(policy != Policy::Steps(3) || counts.len() == 1, "a step knows no staleness: {counts:?}");
+        }
+    }
 }
