@@ -40,6 +40,8 @@ struct Done {
 struct Stretch {
     seconds: f64,
     rows_per_second: f64,
+    /// Processor time of all threads of this process.
+    ns_per_row: f64,
     longest_ms: f64,
     memory_mb: f64,
 }
@@ -102,6 +104,7 @@ fn tell(measured: &[Measured]) -> Value {
         "megabytes": of(&|m| m.bytes as f64 / 1e6),
         "seconds": of(&|m| m.during.seconds),
         "training_lost": of(&|m| 1.0 - m.during.rows_per_second / m.rows_alone()),
+        "processor_time_more": of(&|m| 2.0 * m.during.ns_per_row / (m.before.ns_per_row + m.after.ns_per_row) - 1.0),
         "rows_per_second": of(&|m| m.during.rows_per_second),
         "rows_per_second_alone": of(&|m| m.rows_alone()),
         "longest_pull_ms": most(&|m| m.during.longest_ms),
@@ -119,7 +122,7 @@ fn stretch(done: &Done, work: impl FnOnce()) -> Stretch {
     done.longest.store(0, Ordering::Relaxed);
     done.memory.store(0, Ordering::Relaxed);
     let over = AtomicBool::new(false);
-    let (start, from) = (Instant::now(), done.rows.load(Ordering::Relaxed));
+    let (start, from, worked) = (Instant::now(), done.rows.load(Ordering::Relaxed), processor_seconds());
     thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
@@ -131,9 +134,11 @@ fn stretch(done: &Done, work: impl FnOnce()) -> Stretch {
         over.store(true, Ordering::Relaxed);
     });
     let seconds = start.elapsed().as_secs_f64();
+    let rows = (done.rows.load(Ordering::Relaxed) - from) as f64;
     Stretch {
         seconds,
-        rows_per_second: (done.rows.load(Ordering::Relaxed) - from) as f64 / seconds,
+        rows_per_second: rows / seconds,
+        ns_per_row: (processor_seconds() - worked) * 1e9 / rows,
         longest_ms: done.longest.load(Ordering::Relaxed) as f64 / 1e3,
         memory_mb: done.memory.load(Ordering::Relaxed) as f64 / 1e3,
     }
@@ -174,4 +179,11 @@ fn resident_kilobytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Processor time of this process, in steps of 10 ms; 0 where it cannot be told.
+fn processor_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let ticks = stat.rsplit(") ").next().into_iter().flat_map(|rest| rest.split(' ').skip(11).take(2));
+    ticks.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
