@@ -35,9 +35,9 @@ pub struct Gate {
     patience: Duration,
     permits: BTreeMap<u64, Permit>,
     next: u64,
-    /// Batches that were under way and are no more: all of them, or those of this round.
+    /// Batches that were under way and are no more.
     over: u64,
-    /// Batches applied before the step that is being filled.
+    /// Batches applied before the step that is being filled; with rounds, by partition 0 as far as is known.
     version: u64,
     decided: Option<Decision>,
     /// When somebody last entered the step, or staged.
@@ -50,7 +50,7 @@ struct Permit {
     connection: u64,
     batch: Batch,
     since: Duration,
-    /// How many were over when it was given.
+    /// How many were over when it was given, or in which round that was.
     before: u64,
     staged: bool,
 }
@@ -68,9 +68,16 @@ impl Gate {
     /// A gate beside this life of partition 0, which has applied so many batches.
     pub fn new(policy: Policy, patience: Duration, incarnation: u64, version: u64) -> Self {
         let (permits, changed) = (BTreeMap::new(), Duration::ZERO);
-        // Partitions apply what they have gathered by the number of batches, so that is where rounds begin.
-        let over = if let Policy::Rounds(size) = policy { version % size } else { 0 };
+        let over = 0;
         Gate { policy, patience, permits, next: incarnation << 32, over, version, decided: None, changed }
+    }
+
+    /// Partition 0 has applied so many batches. Rounds go by that, as they do in the partitions: what becomes of
+    /// permits would not tell of a batch whose worker died when all had applied it.
+    pub fn observe(&mut self, version: u64) {
+        if let Policy::Rounds(_) = self.policy {
+            self.version = self.version.max(version);
+        }
     }
 
     /// May this batch be pulled now? `None`: not yet.
@@ -85,7 +92,11 @@ impl Gate {
                 .values()
                 .next()
                 .is_none_or(|oldest| self.over - oldest.before + self.permits.len() as u64 <= most),
-            Policy::Rounds(size) => self.permits.len() as u64 + self.over < size,
+            // What is under way and already in partition 0 is counted twice, until it is in all of them.
+            Policy::Rounds(size) => {
+                self.permits.values().all(|permit| permit.before == self.version / size)
+                    && self.permits.len() as u64 + self.version % size < size
+            }
             Policy::Steps(size) => self.make_way(batch) && (self.permits.len() as u64) < size,
         };
         if !free {
@@ -93,8 +104,8 @@ impl Gate {
         }
         self.next += 1;
         self.changed = now;
-        self.permits
-            .insert(self.next, Permit { connection, batch, since: now, before: self.over, staged: false });
+        let before = if let Policy::Rounds(size) = self.policy { self.version / size } else { self.over };
+        self.permits.insert(self.next, Permit { connection, batch, since: now, before, staged: false });
         Some(Granted { permit: self.next, version: self.version })
     }
 
@@ -115,9 +126,6 @@ impl Gate {
     pub fn landed(&mut self, permit: u64) {
         if self.permits.remove(&permit).is_some() {
             self.over += 1;
-            if matches!(self.policy, Policy::Rounds(size) if self.over == size) {
-                self.over = 0;
-            }
         }
     }
 

@@ -64,6 +64,7 @@ impl Gatekeeper {
                 return Said::only(Status::WrongIncarnation);
             }
             let gate = &mut guard.1;
+            gate.observe(version);
             let said = said(gate, self.began.elapsed(), connection, ask, committed);
             let left = until.saturating_duration_since(Instant::now());
             let news = said.decision.is_some();

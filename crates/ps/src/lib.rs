@@ -10,11 +10,13 @@
 //! - [`marks`], [`closed`]: which batches are applied; the rules of exactly-once.
 //! - [`audit`]: the same counted where rows change, so that marks need not be believed.
 //! - [`partition`]: all of this as one deterministic state machine.
+//! - [`gate`]: who may begin a batch, where staleness is bounded or several batches make a step; [`gatekeeper`]: the
+//!   threads that wait for it.
 //! - [`checkpoint`]: a partition's files.
 //! - [`partitions`], [`requests`]: many partitions behind locks; frames to answers.
 //! - [`server`], [`mod@run`], [`moving`]: the edges, a socket for workers, a client of the master and one of other
-//!   servers. Only these read clocks or start threads, and those that write a checkpoint's
-//!   files (`partitions/checkpoint.rs`).
+//!   servers. Only these, the gatekeeper and those that write a checkpoint's files (`partitions/checkpoint.rs`) read
+//!   clocks, wait or start threads.
 
 pub mod audit;
 pub mod checkpoint;

@@ -104,6 +104,7 @@ impl World {
                 if gate.0 != incarnation {
                     *gate = (incarnation, Gate::new(policy, patience, incarnation, version));
                 }
+                gate.1.observe(version);
                 if connection > before {
                     gate.1.lost(number(worker, before));
                 }
@@ -152,7 +153,7 @@ impl World {
         }
         if let Some(decision) = &said.decision {
             active.step_decided = Some(Rc::new(decision.clone()));
-            active.step = Step::Together;
+            active.step = Step::Decided;
             return self.begin_round(pid, worker);
         }
         if said.status == Status::Ok {
@@ -193,6 +194,7 @@ impl World {
         let done = |a: &ps::Answer| matches!(a.status, Status::Ok | Status::Duplicate);
         if let Some(answer) = active.round.answers.iter().find(|a| !done(a)) {
             let what = format!("step {decision:?} was decided, and {answer:?} cannot apply it");
+            worker.active = None;
             return self.fail("staged", what);
         }
         let (claim, batch, within) = (active.leased.claim, active.batch, active.within);

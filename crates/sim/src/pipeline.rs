@@ -60,7 +60,7 @@ pub(crate) enum Step {
     /// The gate is asked what was decided.
     Look,
     /// What it has decided is committed.
-    Together,
+    Decided,
     Pull,
     Compute,
     Push,
@@ -74,7 +74,7 @@ pub(crate) enum Step {
 impl Step {
     /// Whether a batch is on its way to the partitions.
     pub(crate) fn lands(self) -> bool {
-        matches!(self, Step::Push | Step::Stage | Step::Commit | Step::Tell | Step::Look | Step::Together)
+        matches!(self, Step::Push | Step::Stage | Step::Commit | Step::Tell | Step::Look | Step::Decided)
     }
 
     /// Whether it is the gate that is asked.
@@ -153,7 +153,7 @@ impl World {
         let other = active.within != topology.generation && self.sabotage != Sabotage::IncarnationsOff;
         match active.step {
             Step::Fence if active.within != topology.generation => return self.begin_round(pid, worker),
-            Step::Push | Step::Stage | Step::Commit | Step::Finish | Step::Together if other => {
+            Step::Push | Step::Stage | Step::Commit | Step::Finish | Step::Decided if other => {
                 return self.redo(pid, worker);
             }
             Step::Admit | Step::Tell | Step::Look if other => return self.redo(pid, worker),
@@ -238,7 +238,7 @@ impl World {
                 self.lost(pid, worker);
             }
             Step::Admit | Step::Tell | Step::Look => {}
-            Step::Together => self.step_committed(pid, worker),
+            Step::Decided => self.step_committed(pid, worker),
             Step::Stage if self.scenario.is_synchronous() => {
                 match active.round.answers.iter().all(|a| a.status == Status::Ok) {
                     true => {
@@ -436,9 +436,7 @@ fn requests_of(
     let header = PushHeader { task, batch, lease, records: records.end - records.start, factor: 1.0 };
     let what = match active.step {
         Step::Fence => Asked::Fence(task, lease),
-        Step::Together => {
-            Asked::Step(Rc::clone(active.step_decided.as_ref().expect("it is being committed")))
-        }
+        Step::Decided => Asked::Step(Rc::clone(active.step_decided.as_ref().expect("it is being committed"))),
         Step::Admit | Step::Tell | Step::Look | Step::Pull | Step::Compute => Asked::Pull,
         Step::Push => Asked::Push(header),
         Step::Stage => Asked::Stage(header),

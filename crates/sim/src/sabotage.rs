@@ -20,7 +20,7 @@ pub enum Sabotage {
     TornCut,
     /// A server takes a partition over without the rows that changed while it was copied.
     LastRowsLost,
-    /// A server leaves a batch out of a step now and then.
+    /// A worker tells the gate now and then of a batch that it has not staged.
     StepsOff,
     /// A server applies what is too stale.
     StaleOff,

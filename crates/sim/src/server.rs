@@ -398,23 +398,7 @@ impl World {
                 }
                 self.note_push("stage", pid, header, &answer)
             }
-            Asked::Step(step) => {
-                let step = self.spoil(step);
-                let answer =
-                    partition.commit_step(&step, incarnation).expect("only training tasks make steps");
-                match answer.status {
-                    Status::Ok => self.branches.count(Branch::StepApplied),
-                    Status::Duplicate => self.branches.count(Branch::StepAgain),
-                    _ => {}
-                }
-                self.note("step", [pid.into(), step.version, answer.status.word()], || {
-                    format!(
-                        "{} from {}: {:?} {:?}",
-                        answer.partition, step.version, answer.status, step.batches
-                    )
-                });
-                answer
-            }
+            Asked::Step(step) => self.ask_step(pid, partition, incarnation, step),
             Asked::Commit(commit) => {
                 let answer =
                     partition.commit(*commit, incarnation).expect("only training tasks are committed");
@@ -432,13 +416,23 @@ impl World {
         }
     }
 
-    /// A server that minds no steps takes some batches for enough: sabotage.
-    fn spoil(&mut self, step: &Rc<Decision>) -> Rc<Decision> {
-        if self.sabotage != Sabotage::StepsOff || step.batches.len() < 2 || self.rng.below(4) > 0 {
-            return Rc::clone(step);
+    fn ask_step(
+        &mut self,
+        pid: Pid,
+        partition: &mut Partition,
+        incarnation: u64,
+        step: &Rc<Decision>,
+    ) -> ps::Answer {
+        let answer = partition.commit_step(step, incarnation).expect("only training tasks make steps");
+        match answer.status {
+            Status::Ok => self.branches.count(Branch::StepApplied),
+            Status::Duplicate => self.branches.count(Branch::StepAgain),
+            _ => {}
         }
-        let batches = step.batches[..step.batches.len() - 1].to_vec();
-        Rc::new(Decision { version: step.version, batches })
+        self.note("step", [pid.into(), step.version, answer.status.word()], || {
+            format!("{} from {}: {:?} {:?}", answer.partition, step.version, answer.status, step.batches)
+        });
+        answer
     }
 
     fn note_push(

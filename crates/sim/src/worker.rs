@@ -20,6 +20,7 @@ use crate::gate::Staged;
 use crate::net::{Pid, Question};
 use crate::pipeline::{Active, ROUND_DEADLINE, Step, is_round};
 use crate::processes::Timer;
+use crate::sabotage::Sabotage;
 use crate::scenario::Scenario;
 use crate::world::World;
 
@@ -186,7 +187,12 @@ impl World {
                         let outcome = Outcome::Failed { error: "it is poisoned".into(), batch, fatal: false };
                         return self.session(pid, worker, Input::Ended(claim, outcome));
                     }
-                    active.step = if self.scenario.plan.job.is_staged() { Step::Stage } else { Step::Push };
+                    let lies = self.sabotage == Sabotage::StepsOff && self.rng.below(8) == 0;
+                    active.step = match self.scenario.plan.job.is_staged() {
+                        true if lies => Step::Tell,
+                        true => Step::Stage,
+                        false => Step::Push,
+                    };
                     self.begin_round(pid, worker);
                 }
             }

@@ -324,7 +324,12 @@ pub const SETTINGS: &[Setting] = &[
         Value("asynchronous"),
         "How gradients of several workers come together. asynchronous: each is applied when it comes. synchronous: train.grads_to_wait batches are computed from the same weights and applied as one step, as the mean of their gradients. hybrid: rows as in asynchronous, dense tensors as in synchronous.",
     ),
-    setting("train.grads_to_wait", count(1), Value("1"), "synchronous, hybrid: batches that make a step."),
+    setting(
+        "train.grads_to_wait",
+        Rule::Count { min: 1, max: 65_536 },
+        Value("1"),
+        "synchronous, hybrid: batches that make a step.",
+    ),
     setting(
         "train.staleness",
         count(0),

@@ -22,6 +22,7 @@
 //! | COPIED | status, rows left after these, table, ids, floats a row, rows with their slots; without rows after the first two where there are none |
 //! | HAND_OVER | n, [partition, incarnation] × n |
 //! | HANDED | status, whether they were handed over; if so [head as JSON bytes, [values, count and slots] per tensor] × n |
+//! | GATE, GATED, STEP | see [`crate::gate`] |
 //!
 //! A connection's requests are answered in the order in which they came, so several may be under way.
 

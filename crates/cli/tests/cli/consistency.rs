@@ -62,6 +62,21 @@ fn a_hybrid_job_counts_every_record_once_whatever_dies() {
 }
 
 #[test]
+fn a_synchronous_job_that_is_stopped_goes_on_where_it_was() {
+    let world = World::with_data(ROWS);
+    let mut job = training(&world, "consistency: synchronous, grads_to_wait: 4");
+    job.until("some progress", |e| e["event"] == "progress" && e["records"].as_u64() > Some(5_000));
+    world.run(&["stop", "ctr"]).ok();
+    let (last, _) = job.end();
+    assert_eq!(last["outcome"], "stopped", "{last}");
+    let mut resumed = world.start(&["resume", "ctr"]);
+    let training = resumed.until("training", |e| e["event"] == "training");
+    let kept = training["records"].as_u64();
+    assert!(kept > Some(5_000), "the step under way was finished and a checkpoint written: {training}");
+    ends_exactly(&world, resumed);
+}
+
+#[test]
 fn a_job_with_a_bound_applies_nothing_that_is_staler() {
     let world = World::with_data(ROWS);
     let job = training(&world, "staleness: 1");

@@ -115,6 +115,23 @@ fn a_deterministic_job_ends_with_the_same_bits_wherever_it_is_hit() {
     }
 }
 
+/// Goal: killed when a batch is staged and nobody knows, or when a step is committed in one partition and not in the
+/// next: the others see to it, and every record counts once.
+#[test]
+fn a_synchronous_job_is_exact_wherever_it_is_hit() {
+    let world = World::with_data(20_000);
+    let more = "train: { batch: 128, epochs: 2, consistency: synchronous, grads_to_wait: 3 }\n\
+                servers: { count: 2, partitions: 4 }\nworkers: { count: 2 }\ncheckpoint: { every: 1s }";
+    let points = ["worker.staged=kill@30", "ps.between_partitions=kill@60"];
+    for (n, point) in points.iter().enumerate() {
+        let name = format!("sync{n}");
+        let (last, code) = train(&world, &world.job(&name, more), point);
+        assert_eq!((&last["outcome"], code), (&"done".into(), Some(0)), "{point}: {last}");
+        assert_eq!(hits(&world).len(), n + 1, "{point} was reached");
+        audit(&world, &name);
+    }
+}
+
 #[test]
 fn a_batch_that_fails_again_and_again_is_set_aside_and_everything_else_is_trained() {
     let world = World::with_data(20_000);

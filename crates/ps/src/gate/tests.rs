@@ -240,16 +240,26 @@ fn a_permit_that_is_held_for_too_long_is_given_to_another() {
 }
 
 #[test]
-fn a_round_is_over_when_so_many_have_landed_and_begins_where_partitions_are() {
+fn a_round_takes_so_many_and_the_next_begins_when_all_partitions_have_them() {
     let mut gate = Gate::new(Policy::Rounds(3), LONG, 1, 7);
     let (a, b, c) = (batch(0, 0, 1), batch(1, 0, 2), batch(2, 0, 3));
     let first = permit(&mut gate, 1, a).unwrap();
     let second = permit(&mut gate, 2, b).unwrap();
-    assert_eq!(permit(&mut gate, 3, c), None, "one of the round had landed when the gate was born");
+    assert_eq!(permit(&mut gate, 3, c), None, "one of the round was applied before the gate was born");
     gate.dropped(first);
     let third = permit(&mut gate, 3, c).expect("its place is free again");
+    gate.observe(9);
+    assert_eq!(permit(&mut gate, 1, a), None, "partition 0 has both, and perhaps it alone");
     gate.landed(second);
     assert_eq!(permit(&mut gate, 1, a), None);
     gate.landed(third);
     assert!(permit(&mut gate, 1, a).is_some(), "the next round");
+    gate.observe(10);
+    gate.lost(1);
+    assert!(
+        permit(&mut gate, 2, b).is_some(),
+        "what was applied counts, though its worker died before it could say so"
+    );
+    assert!(permit(&mut gate, 3, c).is_some());
+    assert_eq!(permit(&mut gate, 4, batch(3, 0, 4)), None);
 }

@@ -3,9 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use elasticdl_nn::{Gradients, Input, Model, TableInput};
+use elasticdl_ps::Partitions;
 use elasticdl_ps::gate::Policy;
 use elasticdl_spec::placement::{partition_of_row, partition_of_tensor};
 use elasticdl_spec::{ModelShape, OptimizerSpec, PartitionId, TaskId};
@@ -23,33 +25,45 @@ use crate::stop::Stop;
 const BATCHES: u64 = 10;
 const SGD: OptimizerSpec = OptimizerSpec::Sgd { learning_rate: 0.1 };
 
-/// A model that takes its time: it computes every batch many times over.
-struct Slow(Box<dyn Model>, usize);
+/// A model that takes its time over its first batch: until the first partition has applied so many of others.
+struct Slow {
+    model: Box<dyn Model>,
+    first: Option<First>,
+}
+
+struct First {
+    /// Told when the batch is pulled.
+    begun: Sender<()>,
+    partitions: Arc<Partitions>,
+    until: u64,
+}
 
 impl Model for Slow {
     fn shape(&self) -> &ModelShape {
-        self.0.shape()
+        self.model.shape()
     }
 
     fn load(&mut self, tensors: &[&[f32]]) {
-        self.0.load(tensors);
+        self.model.load(tensors);
     }
 
     fn train(&mut self, input: &Input, batch_records: usize, gradients: &mut Gradients) -> f64 {
-        for _ in 0..self.1 {
-            let mut other = gradients.clone();
-            self.0.train(input, batch_records, &mut other);
+        if let Some(First { begun, partitions, until }) = self.first.take() {
+            begun.send(()).unwrap();
+            while partitions.with(PartitionId(0), |p| p.version()) < Some(until) {
+                std::thread::yield_now();
+            }
         }
-        self.0.train(input, batch_records, gradients)
+        self.model.train(input, batch_records, gradients)
     }
 
     fn predict(&mut self, input: &Input, probabilities: &mut Vec<f32>) {
-        self.0.predict(input, probabilities);
+        self.model.predict(input, probabilities);
     }
 }
 
-/// A worker that does these tasks, with batches computed so many times over, and leaves.
-fn work(world: &Real, number: u32, tasks: &[u32], slowness: usize, depth: usize) {
+/// A worker that does these tasks and leaves.
+fn work(world: &Real, number: u32, tasks: &[u32], first: Option<First>, depth: usize) {
     let (stop, (events, mut happening)) = (Stop::default(), unbounded_channel());
     let client = world.client(false, &stop);
     let mut stages = Pipeline::start(Config {
@@ -61,7 +75,7 @@ fn work(world: &Real, number: u32, tasks: &[u32], slowness: usize, depth: usize)
         bad_records_max: 0,
         schedule: elasticdl_spec::Schedule::default(),
         clip: elasticdl_spec::job::ClipSpec::default(),
-        models: vec![Box::new(Slow(ToyModel::boxed(), slowness))],
+        models: vec![Box::new(Slow { model: ToyModel::boxed(), first })],
         source: Box::new(ToySource { batches: BATCHES, spoil: Default::default() }),
         pulls: Box::new(PsClient::new(client.clone())),
         pushes: Box::new(PsClient::new(client)),
@@ -100,14 +114,17 @@ fn staleness(world: &Real) -> Vec<(u64, Vec<u64>)> {
     (0..PARTITIONS).map(|id| world.partitions.with(PartitionId(id), of).expect("it is here")).collect()
 }
 
-/// Two fast workers and one that is far slower, each with batches in flight.
-fn race(policy: Option<Policy>) -> Vec<(u64, Vec<u64>)> {
+/// Two fast workers and one whose first batch takes until so many of theirs are applied, each with batches in flight.
+fn race(policy: Option<Policy>, until: u64) -> Vec<(u64, Vec<u64>)> {
     let world = Real::gated(SGD, policy);
     world.begin();
+    let (begun, began) = channel();
+    let first = First { begun, partitions: Arc::clone(&world.partitions), until };
     std::thread::scope(|scope| {
-        scope.spawn(|| work(&world, 1, &[0], 2000, 2));
-        scope.spawn(|| work(&world, 2, &[1, 3, 5, 7], 0, 3));
-        scope.spawn(|| work(&world, 3, &[2, 4, 6, 8], 0, 1));
+        scope.spawn(|| work(&world, 1, &[0], Some(first), 2));
+        began.recv().unwrap();
+        scope.spawn(|| work(&world, 2, &[1, 3, 5, 7], None, 3));
+        scope.spawn(|| work(&world, 3, &[2, 4, 6, 8], None, 1));
     });
     staleness(&world)
 }
@@ -116,14 +133,16 @@ fn race(policy: Option<Policy>) -> Vec<(u64, Vec<u64>)> {
 #[test]
 fn no_gradient_is_staler_than_the_bound() {
     for (most, classes) in [(1, 2), (3, 3)] {
-        for (version, counts) in race(Some(Policy::Bounded(most))) {
+        // The slow one waits for as many as the gate lets through while it does.
+        let staleness = race(Some(Policy::Bounded(most)), most - 1);
+        for (version, counts) in staleness {
             assert_eq!(version, 9 * BATCHES, "every batch counts once");
             assert_eq!(counts.iter().sum::<u64>(), version);
             assert!(counts.len() <= classes, "a bound of {most}, and {counts:?}");
         }
     }
-    let unbounded = race(None);
-    assert!(unbounded.iter().all(|(_, counts)| counts.len() > 3), "a race that is too tame: {unbounded:?}");
+    let unbounded = race(None, 20);
+    assert!(unbounded[0].1.len() > 5, "20 others came between: {unbounded:?}");
 }
 
 /// Goal: by hand: each two batches are computed from the same weights, and these lose a tenth of the mean gradient.
@@ -131,7 +150,7 @@ fn no_gradient_is_staler_than_the_bound() {
 fn a_synchronous_step_of_two_is_that_of_the_mean_gradient() {
     let world = Real::gated(SGD, Some(Policy::Steps(2)));
     world.begin();
-    work(&world, 1, &[0], 0, 3);
+    work(&world, 1, &[0], None, 3);
     let mut rows: BTreeMap<u64, Vec<f32>> = BTreeMap::new();
     let born = |id: u64| {
         let mut row = vec![0.0; 2];
@@ -184,7 +203,7 @@ fn a_synchronous_step_of_two_is_that_of_the_mean_gradient() {
 #[test]
 fn workers_of_very_different_speed_come_together_in_steps_and_rounds() {
     for policy in [Policy::Steps(3), Policy::Rounds(3)] {
-        for (version, counts) in race(Some(policy)) {
+        for (version, counts) in race(Some(policy), 0) {
             assert_eq!(version, 9 * BATCHES, "{policy:?}");
             assert_eq!(counts.iter().sum::<u64>(), version);
             assert!(policy != Policy::Steps(3) || counts.len() == 1, "a step knows no staleness: {counts:?}");
