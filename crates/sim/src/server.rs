@@ -559,7 +559,7 @@ fn take_all(file: &mut File, cut: &mut Cut, held: &mut Partition) -> Option<Vec<
     let mut encoder = Encoder::new(cut, Vec::new()).expect("memory takes everything");
     let mut rows = Rows::default();
     while let Some((table, _)) = cut.take_rows(held, &mut rows).ok()? {
-        encoder.put(table, std::mem::take(&mut rows)).expect("memory takes everything");
+        encoder.put(table, &mut rows).expect("memory takes everything");
     }
     let (bytes, sum) = encoder.finish().expect("memory takes everything");
     (file.bytes, file.crc32) = (sum.bytes, sum.crc32);

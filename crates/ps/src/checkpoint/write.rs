@@ -8,6 +8,7 @@ use arrow_array::{
     Array, ArrayRef, DictionaryArray, FixedSizeListArray, Float32Array, Int32Array, ListArray, RecordBatch,
     StringArray, UInt64Array,
 };
+use arrow_buffer::{ArrowNativeType, ScalarBuffer};
 use arrow_ipc::writer::FileWriter;
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 
@@ -44,14 +45,14 @@ impl<W: Write> Encoder<W> {
         let buffered = BufWriter::with_capacity(BUFFER, file);
         let writer = FileWriter::try_new(buffered, &schema).map_err(to_io)?;
         let mut encoder = Encoder { writer, schema, names, left: cut.head.rows.clone() };
-        for (name, piece) in std::mem::take(&mut cut.tensors) {
-            encoder.put_batch(name, piece)?;
+        for (name, mut piece) in std::mem::take(&mut cut.tensors) {
+            encoder.put_batch(name, &mut piece)?;
         }
         Ok(encoder)
     }
 
-    /// Writes rows of a table.
-    pub fn put(&mut self, table: usize, rows: Rows) -> io::Result<()> {
+    /// Writes rows of a table. They are gone then; the memory that they were in is used again for the next ones.
+    pub fn put(&mut self, table: usize, rows: &mut Rows) -> io::Result<()> {
         let left = &mut self.left[table];
         *left = left.checked_sub(rows.len() as u64).expect("a cut has as many rows as it says");
         if rows.is_empty() { Ok(()) } else { self.put_batch(table, rows) }
@@ -67,13 +68,54 @@ impl<W: Write> Encoder<W> {
         Ok((file.inner, sum))
     }
 
-    fn put_batch(&mut self, name: usize, rows: Rows) -> io::Result<()> {
-        let batch = to_batch(name, rows, &self.schema, &self.names).map_err(to_io)?;
+    fn put_batch(&mut self, name: usize, rows: &mut Rows) -> io::Result<()> {
+        let Rows { ids, weights, slots } = std::mem::take(rows);
+        let buffers = Buffers { ids: ids.into(), weights: weights.into(), slots: slots.into() };
+        let batch = buffers.to_batch(name, &self.schema, &self.names).map_err(to_io)?;
         for first in (0..batch.num_rows()).step_by(BATCH_ROWS) {
             let part = batch.slice(first, BATCH_ROWS.min(batch.num_rows() - first));
             self.writer.write(&part).map_err(to_io)?;
         }
+        drop(batch);
+        *rows = buffers.emptied();
         Ok(())
+    }
+}
+
+/// Rows in the form that Arrow shares.
+struct Buffers {
+    ids: ScalarBuffer<u64>,
+    weights: ScalarBuffer<f32>,
+    slots: ScalarBuffer<f32>,
+}
+
+impl Buffers {
+    /// The same as a record batch, without a copy.
+    fn to_batch(
+        &self,
+        name: usize,
+        schema: &SchemaRef,
+        names: &ArrayRef,
+    ) -> std::result::Result<RecordBatch, ArrowError> {
+        let rows = self.ids.len();
+        let keys = Int32Array::from_value(name as i32, rows);
+        let columns: Vec<ArrayRef> = vec![
+            Arc::new(DictionaryArray::try_new(keys, Arc::clone(names))?),
+            Arc::new(UInt64Array::new(self.ids.clone(), None)),
+            lists(&self.weights, rows)?,
+            lists(&self.slots, rows)?,
+        ];
+        RecordBatch::try_new(Arc::clone(schema), columns)
+    }
+
+    /// No rows, in the same memory, where nobody else has it any more.
+    fn emptied(self) -> Rows {
+        fn emptied<T: ArrowNativeType>(buffer: ScalarBuffer<T>) -> Vec<T> {
+            let mut items = buffer.into_inner().into_vec().unwrap_or_default();
+            items.clear();
+            items
+        }
+        Rows { ids: emptied(self.ids), weights: emptied(self.weights), slots: emptied(self.slots) }
     }
 }
 
@@ -150,7 +192,7 @@ fn write_to<W: Write>(
         let Some((table, more)) = taken? else { break };
         let floats = rows.weights.len() + rows.slots.len();
         if !more || floats >= BATCH_FLOATS || rows.len() >= BATCH_ROWS || rows.len() == before {
-            encoder.put(table, std::mem::take(&mut rows)).map_err(&failed)?;
+            encoder.put(table, &mut rows).map_err(&failed)?;
         }
     }
     encoder.finish().map_err(&failed)
@@ -174,29 +216,11 @@ fn item() -> Arc<Field> {
     Arc::new(Field::new("item", DataType::Float32, false))
 }
 
-fn to_batch(
-    name: usize,
-    rows: Rows,
-    schema: &SchemaRef,
-    names: &ArrayRef,
-) -> std::result::Result<RecordBatch, ArrowError> {
-    let Rows { ids, weights, slots } = rows;
-    let rows = ids.len();
-    let keys = Int32Array::from_value(name as i32, rows);
-    let columns: Vec<ArrayRef> = vec![
-        Arc::new(DictionaryArray::try_new(keys, Arc::clone(names))?),
-        Arc::new(UInt64Array::from(ids)),
-        lists(weights, rows)?,
-        lists(slots, rows)?,
-    ];
-    RecordBatch::try_new(Arc::clone(schema), columns)
-}
-
 /// `rows` lists of one length, without a copy of the floats.
-fn lists(floats: Vec<f32>, rows: usize) -> std::result::Result<ArrayRef, ArrowError> {
+fn lists(floats: &ScalarBuffer<f32>, rows: usize) -> std::result::Result<ArrayRef, ArrowError> {
     assert_eq!(floats.len() % rows, 0, "the rows of a batch are of one length");
     let size = (floats.len() / rows) as i32;
-    let values: ArrayRef = Arc::new(Float32Array::from(floats));
+    let values: ArrayRef = Arc::new(Float32Array::new(floats.clone(), None));
     let fixed = FixedSizeListArray::try_new_with_length(item(), size, values, None, rows)?;
     let lists = ListArray::from(fixed);
     assert_eq!(lists.len(), rows, "there is a list per row");

@@ -18,9 +18,9 @@ use crate::error::{Error, Result};
 
 /// Files written at a time: while one of them is synced, another one is made.
 const WRITERS: usize = 2;
-/// While somebody trains, a writer rests so many times as long as it works: it takes a sixteenth of a processor, and
+/// While somebody trains, a writer rests so many times as long as it works: it takes a twentieth of a processor, and
 /// little of what memory and disk can do in any moment.
-const REST: u32 = 15;
+const REST: u32 = 19;
 /// Work that is rested from at once, at most.
 const WORK_MAX: Duration = Duration::from_millis(20);
 

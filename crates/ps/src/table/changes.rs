@@ -152,8 +152,9 @@ impl Changes {
 impl Cut {
     #[cold]
     fn put_aside(&mut self, ids: &[u64], numbers: &[u32], rows: &Slabs, width: usize) {
+        let mut found = Vec::with_capacity(ids.len());
         let due = |(id, number): (&u64, &u32)| self.due.remove(*number).then_some((*id, *number));
-        let found: Vec<(u64, u32)> = ids.iter().zip(numbers).filter_map(due).collect();
+        found.extend(ids.iter().zip(numbers).filter_map(due));
         self.left -= found.len();
         self.aside.copy(&found, rows, width);
     }

@@ -49,7 +49,7 @@ impl Writing {
     fn take(&mut self, partition: &mut Partition) -> bool {
         let mut rows = Rows::default();
         let Some((table, _)) = self.cut.take_rows(partition, &mut rows).unwrap() else { return false };
-        self.encoder.put(table, rows).unwrap();
+        self.encoder.put(table, &mut rows).unwrap();
         true
     }
 
