@@ -57,9 +57,9 @@ fn fresh_seeds_pass() {
     for (kind, seeds) in [
         (Kind::Usual, 1000),
         (Kind::Staged, 300),
-        (Kind::Bounded, 300),
-        (Kind::Synchronous, 300),
-        (Kind::Hybrid, 300),
+        (Kind::Bounded, 150),
+        (Kind::Synchronous, 150),
+        (Kind::Hybrid, 150),
     ] {
         let summary = run_many(first, seeds, kind, cores());
         check(&summary, kind);
