@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::partition::Partition;
 use crate::partition::copy::Copied;
-use crate::requests::copy::{Handed, Kept, take_copied, take_handed};
+use crate::requests::copy::{Handed, Kept, Left, take_copied, take_handed};
 
 /// Rows asked for at once: a few milliseconds of the other server's time.
 const ROWS: usize = 1 << 13;
@@ -33,6 +33,12 @@ const ROUNDS_MAX: u32 = 20;
 /// How long partitions that cannot be handed over at the moment are asked for.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(2);
+/// While somebody trains, copying all rows rests so many times as long as it takes: it is done in some seconds all the
+/// same, and others have most of the processor, the memory and the network. What changes meanwhile is then copied without a rest:
+/// the longer that takes, the more there is to copy again.
+const REST: u32 = 3;
+/// What is rested from at once, at most.
+const WORK_MAX: Duration = Duration::from_millis(20);
 
 /// What is to be fetched.
 #[derive(Debug, Clone)]
@@ -117,11 +123,12 @@ struct Copy {
     /// What it is at the other server.
     part: (PartitionId, u64),
     begun: bool,
+    pace: Pace,
 }
 
 impl Copy {
     fn new(partition: Partition, part: (PartitionId, u64)) -> Self {
-        Copy { partition, part, begun: false }
+        Copy { partition, part, begun: false, pace: Pace::default() }
     }
 
     /// Copies until few rows are left.
@@ -140,14 +147,18 @@ impl Copy {
     /// Copies as many rows as were left when it began, and tells how many are left now.
     fn round(&mut self, peer: &mut Peer<'_>, few: u64) -> Result<u64> {
         let mut copied = Copied::default();
-        peer.ask_copy(self.part, !std::mem::replace(&mut self.begun, true))?;
+        let first = !std::mem::replace(&mut self.begun, true);
+        peer.ask_copy(self.part, first)?;
         let mut due = None;
         loop {
-            let left = peer.take_copied(self.part.0, &mut copied)?;
+            let Left { rows: left, version } = peer.take_copied(self.part.0, &mut copied)?;
             let came = copied.ids.len() as u64;
             let due = due.get_or_insert(left + came);
             *due = due.saturating_sub(came);
             let ends = left <= few || *due == 0;
+            if first {
+                self.pace.rest(version);
+            }
             if !ends {
                 // The next ones are on their way while these are put in place.
                 peer.ask_copy(self.part, false)?;
@@ -164,6 +175,24 @@ impl Copy {
         while self.round(peer, 0)? > 0 {}
         self.partition.take_over(kept.head, kept.tensors)?;
         Ok(self.partition)
+    }
+}
+
+/// How copying gives way to whoever trains. While nobody does it goes as fast as it can.
+#[derive(Debug, Default)]
+struct Pace {
+    /// Pushes that the partition had applied, and when the last rest was over.
+    seen: Option<(u64, Instant)>,
+}
+
+impl Pace {
+    fn rest(&mut self, version: u64) {
+        if let Some((before, since)) = self.seen
+            && before != version
+        {
+            std::thread::sleep(since.elapsed().min(WORK_MAX) * REST);
+        }
+        self.seen = Some((version, Instant::now()));
     }
 }
 
@@ -187,7 +216,7 @@ impl<'a> Peer<'a> {
         self.send()
     }
 
-    fn take_copied(&mut self, id: PartitionId, into: &mut Copied) -> Result<u64> {
+    fn take_copied(&mut self, id: PartitionId, into: &mut Copied) -> Result<Left> {
         self.receive(kind::COPIED)?;
         take_copied(self.connection.answer.payload(), into)?.ok_or_else(|| gone(id))
     }

@@ -19,7 +19,7 @@
 //! | FENCE | task, lease term, lease n, n, [partition, incarnation] × n |
 //! | FENCED | like PUSHED |
 //! | COPY | partition, incarnation, whether from the start, rows at most |
-//! | COPIED | status, rows left after these, table, ids, floats a row, rows with their slots; without rows after the first two where there are none |
+//! | COPIED | status, rows left after these, version; where the status is Ok also table, rows that it has, ids, count of floats, rows with their slots |
 //! | HAND_OVER | n, [partition, incarnation] × n |
 //! | HANDED | status, whether they were handed over; if so [head as JSON bytes, [values, count and slots] per tensor] × n |
 //! | GATE, GATED, STEP | see [`crate::gate`] |

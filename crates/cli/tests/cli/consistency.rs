@@ -7,13 +7,16 @@ use serde_json::Value;
 use super::chaos::audit;
 use super::world::{Running, World, signal, wait_for};
 
+/// Some seconds of steps that wait for each other.
 const EPOCHS: u64 = 8;
+/// The same where nobody waits long.
+const EPOCHS_HYBRID: u64 = 40;
 const ROWS: u64 = 20_000;
 
 /// A job with these settings of `train`, two workers and two servers.
-fn training(world: &World, train: &str) -> Running {
+fn training(world: &World, epochs: u64, train: &str) -> Running {
     let more = format!(
-        "train: {{ batch: 64, epochs: {EPOCHS}, {train} }}\nservers: {{ count: 2, partitions: 4 }}\n\
+        "train: {{ batch: 64, epochs: {epochs}, {train} }}\nservers: {{ count: 2, partitions: 4 }}\n\
          workers: {{ count: 2 }}\ncheckpoint: {{ every: 1s }}"
     );
     let file = world.job("ctr", &more);
@@ -22,9 +25,9 @@ fn training(world: &World, train: &str) -> Running {
     job
 }
 
-fn ends_exactly(world: &World, job: Running) {
+fn ends_exactly(world: &World, job: Running, epochs: u64) {
     let (last, code) = job.end();
-    let records = EPOCHS * ROWS;
+    let records = epochs * ROWS;
     assert_eq!(
         (&last["outcome"], &last["records"], code),
         (&"done".into(), &records.into(), Some(0)),
@@ -37,9 +40,9 @@ fn ends_exactly(world: &World, job: Running) {
 }
 
 /// A worker, a server and the master die one after the other, and every record counts once.
-fn rides_through_deaths(train: &str) {
+fn rides_through_deaths(epochs: u64, train: &str) {
     let world = World::with_data(ROWS);
-    let mut job = training(&world, train);
+    let mut job = training(&world, epochs, train);
     let member = |list: &str| world.status("ctr")[list][0]["pid"].as_u64().unwrap() as u32;
     signal(member("workers"), Signal::KILL);
     job.until("a new worker", |e| e["event"] == "worker_joined");
@@ -48,23 +51,23 @@ fn rides_through_deaths(train: &str) {
     job.until("the server", |e| e["event"] == "server_ready");
     signal(world.master("ctr").1, Signal::KILL);
     job.until("leases of the next master", |e| e["event"] == "leasing");
-    ends_exactly(&world, job);
+    ends_exactly(&world, job, epochs);
 }
 
 #[test]
 fn a_synchronous_job_counts_every_record_once_whatever_dies() {
-    rides_through_deaths("consistency: synchronous, grads_to_wait: 3");
+    rides_through_deaths(EPOCHS, "consistency: synchronous, grads_to_wait: 3");
 }
 
 #[test]
 fn a_hybrid_job_counts_every_record_once_whatever_dies() {
-    rides_through_deaths("consistency: hybrid, grads_to_wait: 3");
+    rides_through_deaths(EPOCHS_HYBRID, "consistency: hybrid, grads_to_wait: 3");
 }
 
 #[test]
 fn a_synchronous_job_that_is_stopped_goes_on_where_it_was() {
     let world = World::with_data(ROWS);
-    let mut job = training(&world, "consistency: synchronous, grads_to_wait: 4");
+    let mut job = training(&world, EPOCHS, "consistency: synchronous, grads_to_wait: 4");
     job.until("some progress", |e| e["event"] == "progress" && e["records"].as_u64() > Some(5_000));
     world.run(&["stop", "ctr"]).ok();
     let (last, _) = job.end();
@@ -73,13 +76,13 @@ fn a_synchronous_job_that_is_stopped_goes_on_where_it_was() {
     let training = resumed.until("training", |e| e["event"] == "training");
     let kept = training["records"].as_u64();
     assert!(kept > Some(5_000), "the step under way was finished and a checkpoint written: {training}");
-    ends_exactly(&world, resumed);
+    ends_exactly(&world, resumed, EPOCHS);
 }
 
 #[test]
 fn a_job_with_a_bound_applies_nothing_that_is_staler() {
     let world = World::with_data(ROWS);
-    let job = training(&world, "staleness: 1");
+    let job = training(&world, EPOCHS, "staleness: 1");
     let classes = |server: &Value| server["gauges"]["staleness"].as_array().cloned().unwrap_or_default();
     let servers = wait_for("some thousand pushes", || {
         let servers = world.status("ctr")["servers"].as_array()?.clone();
@@ -88,5 +91,5 @@ fn a_job_with_a_bound_applies_nothing_that_is_staler() {
     });
     // Classes are 0, 1, 2 to 3 and so on.
     assert!(servers.iter().all(|server| classes(server).len() <= 2), "{servers:?}");
-    ends_exactly(&world, job);
+    ends_exactly(&world, job, EPOCHS);
 }

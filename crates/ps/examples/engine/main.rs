@@ -5,7 +5,7 @@
 //!
 //! - `memory [pairs] [rows]` or `large [pairs] [rows]`
 //! - `served [pairs] [dim] [rows] [address of a Redis]`
-//! - `checkpoint [rounds] [rows]` or `loaded [rounds] [rows]`
+//! - `checkpoint [rounds] [rows]`, `loaded [rounds] [rows]` or `moving [rounds] [rows]`
 
 mod checkpoint;
 mod clock;
@@ -13,6 +13,7 @@ mod gather;
 mod large;
 mod loaded;
 mod memory;
+mod moving;
 mod raw;
 mod redis;
 mod served;
@@ -21,7 +22,7 @@ mod table;
 use std::error::Error;
 
 const USAGE: &str = "usage: engine memory|large [pairs] [rows], served [pairs] [dim] [rows] [address of a Redis], \
-                     or checkpoint|loaded [rounds] [rows]";
+                     or checkpoint|loaded|moving [rounds] [rows]";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -38,6 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         Some("checkpoint") => checkpoint::run(times, number(2, memory::ROWS)?)?,
         Some("loaded") => loaded::run(times, number(2, memory::ROWS)?)?,
+        Some("moving") => moving::run(times, number(2, memory::ROWS)?)?,
         _ => return Err(USAGE.into()),
     };
     println!("{told}");

@@ -11,6 +11,9 @@ use crate::error::Result;
 use crate::marks::Marks;
 use crate::table::Table;
 
+/// Room for more rows than this is not made on the word of another server.
+const ROWS_MAX: usize = 1 << 28;
+
 /// Some rows of one table as they are at this moment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Copied {
@@ -20,6 +23,8 @@ pub struct Copied {
     pub ids: Vec<u64>,
     /// Weights and slots of each, one after the other.
     pub rows: Vec<f32>,
+    /// How many rows the whole table has.
+    pub rows_of_all: usize,
 }
 
 impl Partition {
@@ -47,7 +52,7 @@ impl Partition {
         let fitting = floats_max / (place.shape().width() + place.slots());
         let mut rows = Vec::new();
         let ids = place.copy_next(rows_max.min(fitting.max(1)), &mut rows);
-        Copied { table, ids, rows }
+        Copied { table, ids, rows, rows_of_all: place.len() }
     }
 
     /// Serves nobody from now on but who copies it, and tells what there is beside rows and tensors. `None`: a batch
@@ -77,7 +82,7 @@ impl Partition {
 
     /// Makes rows what they are at another server.
     pub fn put_rows(&mut self, copied: &Copied) -> Result<()> {
-        let Copied { table, ids, rows } = copied;
+        let Copied { table, ids, rows, rows_of_all } = copied;
         let Some(place) = self.tables.get_mut(*table) else {
             return Err(self.misfit(format!("rows of table number {table}, which there is not")));
         };
@@ -87,6 +92,10 @@ impl Partition {
             return Err(self.misfit(format!("{} floats of rows of {name:?}, {due} due", rows.len())));
         }
         self.check_ids(*table, ids)?;
+        if self.tables[*table].is_empty() {
+            // They may come in the order of their hashes, which a growing index takes badly.
+            self.tables[*table].make_room((*rows_of_all).max(ids.len()).min(ROWS_MAX));
+        }
         self.tables[*table].put_rows(ids, rows);
         Ok(())
     }

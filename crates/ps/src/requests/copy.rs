@@ -62,16 +62,22 @@ impl Requests<'_> {
                 partition.begin_copy();
             }
             let copied = partition.copy_next(rows.min(ROWS_MAX), FLOATS_MAX.min(words_max / 2));
-            Ok((copied, partition.unsent()))
+            Ok((copied, Left { rows: partition.unsent() as u64, version: partition.version() }))
         });
         if from_start && !self.copies.under_way.contains(&(id, incarnation)) {
             self.copies.under_way.push((id, incarnation));
         }
         reply.begin(kind::COPIED, request.request());
         match copied.unwrap_or(Err(Status::NotHere)) {
-            Err(status) => reply.put_all(&[status.word(), 0]),
-            Ok((Copied { table, ids, rows }, unsent)) => {
-                reply.put_all(&[Status::Ok.word(), unsent as u64, table as u64]);
+            Err(status) => reply.put_all(&[status.word(), 0, 0]),
+            Ok((Copied { table, ids, rows, rows_of_all }, left)) => {
+                reply.put_all(&[
+                    Status::Ok.word(),
+                    left.rows,
+                    left.version,
+                    table as u64,
+                    rows_of_all as u64,
+                ]);
                 ps::put_ids(reply, &ids);
                 reply.put(rows.len() as u64);
                 reply.put_floats(&rows);
@@ -122,14 +128,25 @@ fn put_handed(reply: &mut Frame, partition: &Partition, head: &Head) {
     }
 }
 
-/// Reads an answer to a COPY: some rows, and how many are left. `None`: this life of the partition is not there.
-pub(crate) fn take_copied(mut payload: Payload<'_>, into: &mut Copied) -> wire::Result<Option<u64>> {
-    let (status, left) = (Status::from_word(payload.take()?)?, payload.take()?);
+/// What is left where rows are copied from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Left {
+    /// Rows that are still to come.
+    pub rows: u64,
+    /// How many pushes were applied there.
+    pub version: u64,
+}
+
+/// Reads an answer to a COPY: some rows, and what is left. `None`: this life of the partition is not there.
+pub(crate) fn take_copied(mut payload: Payload<'_>, into: &mut Copied) -> wire::Result<Option<Left>> {
+    let status = Status::from_word(payload.take()?)?;
+    let left = Left { rows: payload.take()?, version: payload.take()? };
     if status != Status::Ok {
         payload.end()?;
         return Ok(None);
     }
     into.table = usize::try_from(payload.take()?).unwrap_or(usize::MAX);
+    into.rows_of_all = usize::try_from(payload.take()?).unwrap_or(usize::MAX);
     into.ids.clear();
     into.ids.extend_from_slice(ps::take_ids(&mut payload)?);
     let floats = usize::try_from(payload.take()?).unwrap_or(usize::MAX);
