@@ -30,7 +30,7 @@ Watch and steer jobs
   status     Show one job: progress, quality, workers and servers
   top        Watch a running job live
   logs       Show what a job's processes have written
-  scale      Change the number of workers of a running job
+  scale      Change the number of workers or servers of a running job
   stop       Stop a job after a checkpoint
 
 Prove that nothing is lost
@@ -100,7 +100,7 @@ pub enum Command {
     Top(Top),
     /// Show what a job's processes have written.
     Logs(Logs),
-    /// Change the number of workers of a running job.
+    /// Change the number of workers or servers of a running job.
     Scale(Scale),
     /// Stop a job after a checkpoint.
     Stop(Stop),
@@ -349,9 +349,9 @@ Examples:
   elasticdl scale ctr --workers auto    as many as are of use: the master measures it
   elasticdl scale ctr --servers 3
 
-Workers that are new work within a second or two; those that are too many finish their batch and leave. Between
-servers partitions move, rows and all, while training goes on; those that are too many leave when they have
-none left.")]
+Workers that are new work within a second or two; those that are too many finish their batch and leave.
+Between servers partitions move, rows and all, while training goes on; those that are too many leave when
+they have none left.")]
 #[command(group = clap::ArgGroup::new("wanted").args(["workers", "servers"]).required(true).multiple(true))]
 pub struct Scale {
     /// The job's name.

@@ -92,7 +92,8 @@ impl Balance<'_> {
             let heavier = |p: &usize| (most - self.weights[*p]).max(least + self.weights[*p]);
             let given = (0..places.len()).filter(|p| places[*p] == heavy && !self.is_pinned(*p));
             let best = given.min_by(|a, b| heavier(a).total_cmp(&heavier(b)));
-            let Some(p) = best.filter(|p| most - heavier(p) >= GAIN * mean && most > least) else {
+            let gain = if empty { 0.0 } else { GAIN * mean };
+            let Some(p) = best.filter(|p| most - heavier(p) >= gain && most > least) else {
                 return steps;
             };
             places[p] = light;

@@ -257,6 +257,8 @@ impl Fleet {
     pub fn want_server(&mut self, id: u32) {
         let waiting = Member { state: State::Waiting, pid: None, restarts: 0 };
         self.servers.entry(id).or_insert(waiting);
+        // One that is on its way out is followed by another.
+        self.dismissed.remove(&id);
     }
 
     /// There is to be no server of this number any more.
@@ -369,6 +371,13 @@ mod tests {
         fleet.want_server(1);
         assert_eq!(fleet.dismiss_server(1), None);
         assert_eq!(fleet.reconcile(at(5)), [], "it was never started");
+        fleet.want_server(1);
+        fleet.reconcile(at(6));
+        fleet.started(Role::Server, 1, 32);
+        assert!(fleet.joined(Role::Server, 1, 32) && fleet.dismiss_server(1).is_some());
+        fleet.want_server(1);
+        assert_eq!(fleet.exited(at(7), Role::Server, 1, 32, Fault::Own), Some(true));
+        assert_eq!(fleet.reconcile(at(8)), [start(Role::Server, 1)], "somebody wants it again");
     }
 
     fn start(role: Role, id: u32) -> Order {

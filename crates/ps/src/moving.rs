@@ -30,7 +30,7 @@ const FEW: u64 = 1 << 11;
 /// So often is everything that changed copied again before it counts as copied all the same: rows change faster than
 /// they travel.
 const ROUNDS_MAX: u32 = 20;
-/// How long partitions that cannot be handed over at the moment are asked for.
+/// How long an answer is waited for, and partitions that cannot be handed over at the moment are asked for.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(2);
 /// While somebody trains, copying all rows rests so many times as long as it takes: it is done in some seconds all the
@@ -83,7 +83,7 @@ pub fn fetch(
         .map(|(part, next)| Copy::new(Partition::new(Arc::clone(model), part.0, *next), *part))
         .collect();
     loop {
-        copies.iter_mut().try_for_each(|copy| copy.catch_up(&mut peer))?;
+        catch_up(&mut copies, &mut peer)?;
         if cancelled.load(Ordering::Relaxed) {
             return Ok(None);
         }
@@ -98,7 +98,7 @@ pub fn fetch(
         return Err(Error::io("having partitions handed over", broken));
     }
     // What has changed while the master wrote it down is copied while the other server still serves.
-    copies.iter_mut().try_for_each(|copy| copy.catch_up(&mut peer))?;
+    catch_up(&mut copies, &mut peer)?;
     let handing = Instant::now();
     let kept = peer.have_handed_over(&order.partitions, model)?;
     if failpoint::reached("ps.handed_over") {
@@ -117,6 +117,22 @@ pub fn fetch(
     Ok(Some(partitions))
 }
 
+/// Copies until few rows of all of them are left, or as few as can be: while one is copied the others change.
+fn catch_up(copies: &mut [Copy], peer: &mut Peer<'_>) -> Result<()> {
+    let mut before = u64::MAX;
+    for _ in 0..ROUNDS_MAX {
+        let mut most = 0;
+        for copy in copies.iter_mut() {
+            most = most.max(copy.round(peer, FEW)?);
+        }
+        if most <= FEW || most >= before {
+            break;
+        }
+        before = most;
+    }
+    Ok(())
+}
+
 /// A partition on its way here.
 struct Copy {
     partition: Partition,
@@ -129,19 +145,6 @@ struct Copy {
 impl Copy {
     fn new(partition: Partition, part: (PartitionId, u64)) -> Self {
         Copy { partition, part, begun: false, pace: Pace::default() }
-    }
-
-    /// Copies until few rows are left.
-    fn catch_up(&mut self, peer: &mut Peer<'_>) -> Result<()> {
-        let mut before = u64::MAX;
-        for _ in 0..ROUNDS_MAX {
-            let left = self.round(peer, FEW)?;
-            if left <= FEW || left >= before {
-                break;
-            }
-            before = left;
-        }
-        Ok(())
     }
 
     /// Copies as many rows as were left when it began, and tells how many are left now.
@@ -205,8 +208,7 @@ struct Peer<'a> {
 
 impl<'a> Peer<'a> {
     fn open(address: &str, caller: &Caller, cancelled: &'a AtomicBool) -> Result<Self> {
-        let mut wait = || !cancelled.load(Ordering::Relaxed);
-        let connection = Connection::open(address, caller, &mut wait)?;
+        let connection = Connection::open(address, caller, &mut waits(cancelled))?;
         Ok(Peer { connection, request: 0, cancelled })
     }
 
@@ -244,14 +246,18 @@ impl<'a> Peer<'a> {
     }
 
     fn send(&mut self) -> Result<()> {
-        let cancelled = self.cancelled;
-        Ok(self.connection.send(&mut || !cancelled.load(Ordering::Relaxed))?)
+        Ok(self.connection.send(&mut waits(self.cancelled))?)
     }
 
     fn receive(&mut self, kind: u32) -> wire::Result<()> {
-        let cancelled = self.cancelled;
-        self.connection.receive(kind, self.request, &mut || !cancelled.load(Ordering::Relaxed))
+        self.connection.receive(kind, self.request, &mut waits(self.cancelled))
     }
+}
+
+/// Whether to go on waiting for the other server, whose machine may be gone without a word.
+fn waits(cancelled: &AtomicBool) -> impl FnMut() -> bool {
+    let until = Instant::now() + PATIENCE;
+    move || !cancelled.load(Ordering::Relaxed) && Instant::now() < until
 }
 
 fn gone(partition: PartitionId) -> Error {

@@ -49,6 +49,8 @@ pub struct Partition {
     staleness: Staleness,
     /// Another server has taken it over.
     handed_over: bool,
+    /// The number of the last copy that another server has begun to make.
+    copy: u64,
     /// How many floats were read or changed in this life of it.
     load: u64,
     /// The checkpoint whose rows are being taken away.
@@ -114,6 +116,7 @@ impl Partition {
             steps: Steps::default(),
             staleness: Staleness::default(),
             handed_over: false,
+            copy: 0,
             load: 0,
             cutting: None,
             optimizer,

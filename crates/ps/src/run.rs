@@ -133,10 +133,12 @@ async fn beat(link: &mut Link, partitions: &Arc<Partitions>) -> Result<()> {
             {
                 checkpoint = Some(Checkpoint::start(command, order, partitions));
             }
-            Ok(BeatReply { command, what: Some(What::Move(order)) })
-                if command > seen_move && moving.is_none() =>
-            {
+            Ok(BeatReply { command, what: Some(What::Move(order)) }) if command > seen_move => {
                 seen_move = command;
+                // The master knows nothing of an earlier one any more.
+                if let Some(running) = moving.take() {
+                    running.cancel().await;
+                }
                 moving = Some(link.start_move(command, order, partitions));
             }
             Ok(_) => tokio::time::sleep(BEAT_PAUSE.saturating_sub(begun.elapsed())).await,

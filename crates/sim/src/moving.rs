@@ -136,17 +136,20 @@ impl World {
     pub(crate) fn peer_said(&mut self, pid: Pid, server: &mut Server, from: Pid, number: u64, said: Said) {
         match said {
             Said::Copy(id, incarnation, from_start) => {
-                let copied = server.partitions.get_mut(&id);
-                let copied = copied.filter(|p| p.admit_copy(incarnation) == Status::Ok).map(|partition| {
+                let copies = &mut server.copies;
+                let here = server.partitions.get_mut(&id).filter(|p| p.incarnation() == incarnation);
+                let copied = here.and_then(|partition| {
                     if from_start {
-                        partition.begin_copy();
+                        copies.insert((from, id), partition.begin_copy());
                     }
-                    (partition.copy_next(ROWS, 1000), partition.unsent())
+                    let copy = copies.get(&(from, id)).copied().unwrap_or(0);
+                    (partition.admit_copy(incarnation, copy) == Status::Ok).then_some(partition)
                 });
+                let copied = copied.map(|partition| (partition.copy_next(ROWS, 1000), partition.unsent()));
                 self.say(pid, from, number, Said::Copied(copied));
             }
             Said::HandOver(parts) => {
-                let handed = hand_over(server, &parts);
+                let handed = hand_over(server, from, &parts);
                 self.say(pid, from, number, Said::Handed(handed));
             }
             answer => self.peer_answered(pid, server, number, answer),
@@ -248,10 +251,12 @@ impl World {
 }
 
 /// All of these, or none.
-fn hand_over(server: &mut Server, parts: &[(PartitionId, u64)]) -> Result<Vec<Handed>, Refusal> {
+fn hand_over(server: &mut Server, from: Pid, parts: &[(PartitionId, u64)]) -> Result<Vec<Handed>, Refusal> {
     let mut handed = Vec::new();
     for (id, incarnation) in parts {
-        let partition = server.partitions.get_mut(id).filter(|p| p.admit_copy(*incarnation) == Status::Ok);
+        let copy = server.copies.get(&(from, *id)).copied().unwrap_or(0);
+        let partition = server.partitions.get_mut(id);
+        let partition = partition.filter(|p| p.admit_copy(*incarnation, copy) == Status::Ok);
         let refusal = if partition.is_some() { Refusal::NotNow } else { Refusal::NotHere };
         match partition.and_then(|partition| Some((partition.hand_over()?, partition))) {
             Some((head, partition)) => {

@@ -52,6 +52,8 @@ pub struct Server {
     /// The last move that was begun, and what is on its way here.
     seen_move: u64,
     pub(crate) fetching: Option<Fetching>,
+    /// The copies that others make, by who makes them.
+    pub(crate) copies: BTreeMap<(Pid, PartitionId), u64>,
 }
 
 impl Server {

@@ -1,5 +1,6 @@
 //! Processes: how they join, serve, give signs of life, and go.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use elasticdl_spec::WorkerId;
@@ -33,6 +34,9 @@ impl Job {
         }
         let known = Known { address, heard: now, ..Known::default() };
         if caller.role() == Role::Server {
+            // It knows nothing of a move any more, and of what was handed over nothing is left.
+            let lost = self.move_struck(now, caller.id, "a server has joined again", effects);
+            self.reborn(now, &BTreeSet::new(), &lost, effects);
             self.rejoin.remove(&caller.id);
         }
         self.known.insert((caller.role, caller.id), known);
@@ -309,8 +313,11 @@ impl Job {
                 self.record_freed(freed, effects);
                 self.evaluation.expire(now, Duration::MAX, Some(WorkerId(exit.id)));
             }
-            // Those that were ended have begun their next life already.
-            Role::Server if asked => {}
+            // Those that were ended have begun their next life already, or have nothing left.
+            Role::Server if asked => {
+                let lost = self.move_struck(now, exit.id, "a server has ended", effects);
+                self.reborn(now, &BTreeSet::new(), &lost, effects);
+            }
             Role::Server => self.server_gone(now, exit.id, effects),
         }
     }

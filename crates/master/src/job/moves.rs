@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use super::members::refused;
 use super::{Answer, Caller, Effect, Job, Ticket, fields};
 use crate::balance::{Balance, Transfer};
+use crate::fleet::State;
 use crate::ledger::Entry;
 use crate::status::{MovingStatus, Phase};
 
@@ -144,6 +145,7 @@ impl Job {
         let must = places.iter().any(|server| !servers.contains(server))
             || servers.iter().any(|server| !places.contains(server));
         let weights = self.loads.weights(now, places.len());
+        let known = weights.is_some();
         // Without need nothing moves for loads that are not known.
         let weights = match (weights, must) {
             (Some(weights), _) => weights,
@@ -154,8 +156,11 @@ impl Job {
         // Where batches are admitted by the server of partition 0, what it has decided is known to nobody else.
         let pinned = self.plan.job.is_staged().then_some(0);
         let balance = Balance { places: &places, weights: &weights, servers: &servers, able: &able, pinned };
+        let needed = |t: &Transfer| !servers.contains(&t.from) || !places.contains(&t.to);
         match balance.next() {
-            Some(transfer) => self.begin_move(now, transfer, effects),
+            // Where loads are not known, only what has to be moved is.
+            Some(transfer) if known || needed(&transfer) => self.begin_move(now, transfer, effects),
+            Some(_) => {}
             // What was found to be even needs no look at every event.
             None if !must => self.loads.forget(now),
             None => {}
@@ -165,8 +170,9 @@ impl Job {
     /// Servers that serve what they have, be it nothing.
     fn servers_ready(&self) -> BTreeSet<u32> {
         let server = |(role, id): &(i32, u32)| (*role == Role::Server as i32).then_some(*id);
-        let ready = self.known.iter().filter(|(_, known)| known.serves);
-        ready.filter_map(|(who, _)| server(who)).filter(|id| !self.rejoin.contains(id)).collect()
+        let joined = |id: &u32| self.fleet.servers().get(id).is_some_and(|s| s.state == State::Joined);
+        let ready = self.known.iter().filter(|(_, known)| known.serves).filter_map(|(who, _)| server(who));
+        ready.filter(|id| joined(id) && !self.rejoin.contains(id)).collect()
     }
 
     fn dismiss_idle(&mut self, wanted: &BTreeSet<u32>, effects: &mut Vec<Effect>) {
@@ -301,13 +307,14 @@ impl Job {
         &mut self,
         now: Duration,
         server: u32,
+        why: &str,
         effects: &mut Vec<Effect>,
     ) -> BTreeSet<u32> {
         let struck = |m: &&Moving| m.transfer.from == server || m.transfer.to == server;
         match self.moving.as_ref().filter(struck).map(|m| m.handing.is_some()) {
             None => return BTreeSet::new(),
-            Some(false) => self.give_up_move(now, "a server died", effects),
-            Some(true) => return self.lost_on_the_way(now, "a server died", effects),
+            Some(false) => self.give_up_move(now, why, effects),
+            Some(true) => return self.lost_on_the_way(now, why, effects),
         }
         BTreeSet::new()
     }

@@ -190,9 +190,15 @@ impl Job {
         let files: Option<BTreeMap<u32, PartitionFile>> =
             ours.iter().map(|f| Some((f.partition, self.partition_file(f)?))).collect();
         let marks = ours.iter().map(|f| (f.partition, marks_of(f))).collect();
-        if !others.is_empty() {
-            // A move that a dead master had begun has left them there.
-            self.have_join_again(caller.id, effects);
+        if self.checkpoints.writing() != Some(written.checkpoint) {
+            return; // Nobody waits for it any more.
+        }
+        let due = self.places.iter().filter(|place| place.server == caller.id).count();
+        if !others.is_empty() || ours.len() != due {
+            // A move that a dead master had begun has left others there. Their files have the names of those that
+            // count, so that nothing of it can be believed; the next one is begun at once.
+            self.checkpoints.abandon();
+            return self.have_join_again(caller.id, effects);
         }
         let Some(files) = files else {
             let error = format!("ps-{}: its files add to another checkpoint than the last one", caller.id);

@@ -98,7 +98,7 @@ impl Job {
 
     /// A server is gone: its partitions will be restored by the next one of its number.
     pub(super) fn server_gone(&mut self, now: Duration, server: u32, effects: &mut Vec<Effect>) {
-        let lost = self.move_struck(now, server, effects);
+        let lost = self.move_struck(now, server, "a server died", effects);
         self.reborn(now, &BTreeSet::from([server]), &lost, effects);
     }
 

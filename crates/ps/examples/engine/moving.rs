@@ -62,6 +62,9 @@ struct Done {
     longest: AtomicU64,
 }
 
+/// A move under load: its seconds, and what trainers did before, during and after it.
+type Loaded = (f64, Stretch, Stretch, Stretch);
+
 /// Moves so many times there and back: at rest, and then under load.
 pub fn run(rounds: usize, rows: usize) -> Result<Value> {
     let (model, all) = hold(DIM, ADAGRAD);
@@ -98,9 +101,8 @@ pub fn run(rounds: usize, rows: usize) -> Result<Value> {
     }
     done.over.store(true, Ordering::Relaxed);
     trainers.into_iter().for_each(|trainer| drop(trainer.join()));
-    let of = |f: &dyn Fn(&(f64, Stretch, Stretch, Stretch)) -> f64| median(loaded.iter().map(f).collect());
-    let most =
-        |f: &dyn Fn(&(f64, Stretch, Stretch, Stretch)) -> f64| loaded.iter().map(f).fold(0.0, f64::max);
+    let of = |f: &dyn Fn(&Loaded) -> f64| median(loaded.iter().map(f).collect());
+    let most = |f: &dyn Fn(&Loaded) -> f64| loaded.iter().map(f).fold(0.0, f64::max);
     Ok(json!({
         "rows": rows, "rounds": rounds, "megabytes": bytes as f64 / 1e6,
         "idle": { "seconds": seconds, "loopback_seconds": loopback, "times_loopback": times },

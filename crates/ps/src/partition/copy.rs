@@ -28,14 +28,19 @@ pub struct Copied {
 }
 
 impl Partition {
-    /// Another server begins to copy this partition: it has nothing yet.
-    pub fn begin_copy(&mut self) {
+    /// Another server begins to copy this partition: it has nothing yet. Whoever began before is done with it. Returns a
+    /// number for the copy.
+    pub fn begin_copy(&mut self) -> u64 {
         self.tables.iter_mut().for_each(Table::begin_copy);
+        self.copy += 1;
+        self.copy
     }
 
-    /// Nobody copies it any more.
-    pub fn end_copy(&mut self) {
-        self.tables.iter_mut().for_each(Table::end_copy);
+    /// This copy is over; one that began later goes on.
+    pub fn end_copy(&mut self, copy: u64) {
+        if self.copy == copy {
+            self.tables.iter_mut().for_each(Table::end_copy);
+        }
     }
 
     /// How many rows whoever copies it has not got as they are now.
@@ -75,9 +80,13 @@ impl Partition {
         self.handed_over
     }
 
-    /// Whether a request of who copies this life of it is meant for it: `Ok` or `WrongIncarnation`.
-    pub fn admit_copy(&self, incarnation: u64) -> Status {
-        if incarnation == self.incarnation { Status::Ok } else { Status::WrongIncarnation }
+    /// Whether a request of this copy of this life of it is meant for it; `NotHere` where another copy has begun since.
+    pub fn admit_copy(&self, incarnation: u64, copy: u64) -> Status {
+        match incarnation == self.incarnation {
+            true if copy == self.copy => Status::Ok,
+            true => Status::NotHere,
+            false => Status::WrongIncarnation,
+        }
     }
 
     /// Makes rows what they are at another server.
@@ -230,16 +239,34 @@ mod tests {
         new.take_over(head, tensors(&old)).unwrap();
     }
 
+    /// Goal: a server that is late with its goodbye must not end the copy that another one has begun since.
+    #[test]
+    fn of_two_that_copy_the_later_one_counts() {
+        let mut partition = Partition::new(model(), HERE, 4);
+        let ids = ids_of(HERE, 3);
+        push(&mut partition, 0, 4, &ids, &ids);
+        let first = partition.begin_copy();
+        let second = partition.begin_copy();
+        assert_eq!(partition.admit_copy(4, first), Status::NotHere);
+        assert_eq!(partition.admit_copy(4, second), Status::Ok);
+        assert_eq!(partition.admit_copy(3, second), Status::WrongIncarnation);
+        partition.end_copy(first);
+        push(&mut partition, 1, 4, &ids, &[]);
+        assert_eq!(partition.unsent(), 6, "changes are still noted");
+        partition.end_copy(second);
+        assert_eq!(partition.unsent(), 0);
+    }
+
     #[test]
     fn what_is_copied_no_more_costs_nothing() {
         let mut partition = Partition::new(model(), HERE, 4);
         let ids = ids_of(HERE, 3);
         push(&mut partition, 0, 4, &ids, &ids);
-        partition.begin_copy();
+        let copy = partition.begin_copy();
         assert_eq!(partition.unsent(), 6);
         assert_eq!(partition.copy_next(9, 13).ids.len(), 2, "a row of users is six floats");
         assert_eq!(partition.copy_next(9, 1).ids.len(), 1, "and one goes in any case");
-        partition.end_copy();
+        partition.end_copy(copy);
         push(&mut partition, 1, 4, &ids, &ids);
         assert_eq!((partition.unsent(), partition.copy_next(9, 1000)), (0, Copied::default()));
     }

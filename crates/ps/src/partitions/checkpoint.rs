@@ -28,7 +28,9 @@ impl Partitions {
     /// Writes every partition into `dir`, a few at a time. Each is cut at one moment of its own and then taken away
     /// piece by piece, so that its lock is held for about a millisecond at a time.
     pub fn write_checkpoint(&self, dir: &Path, order: Order) -> Result<Vec<Written>> {
-        let todo = Mutex::new(VecDeque::from(self.ids()));
+        // What was handed over is another server's to write.
+        let todo = self.held().into_iter().map(|(id, _)| id).collect::<VecDeque<PartitionId>>();
+        let todo = Mutex::new(todo);
         let todo = || todo.lock().unwrap_or_else(PoisonError::into_inner);
         let write = || {
             let mut written = Vec::new();

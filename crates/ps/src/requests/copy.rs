@@ -1,5 +1,7 @@
 //! Requests of a server that copies partitions from this one and takes them over, and what it makes of the answers.
 
+use std::collections::BTreeMap;
+
 use elasticdl_spec::PartitionId;
 use elasticdl_wire as wire;
 use elasticdl_wire::frame::{Frame, Payload};
@@ -21,25 +23,24 @@ const FLOATS_MAX: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Copies<'p> {
     partitions: &'p Partitions,
-    under_way: Vec<(PartitionId, u64)>,
+    /// Each with its incarnation and the number of the copy.
+    under_way: BTreeMap<PartitionId, (u64, u64)>,
 }
 
 impl<'p> Copies<'p> {
     pub(super) fn new(partitions: &'p Partitions) -> Self {
-        Copies { partitions, under_way: Vec::new() }
+        Copies { partitions, under_way: BTreeMap::new() }
     }
 }
 
 impl Drop for Copies<'_> {
     /// The peer is done, or gone: what it has taken over is needed here no more, and the rest goes on.
     fn drop(&mut self) {
-        for (id, incarnation) in self.under_way.drain(..) {
+        for (id, (incarnation, copy)) in std::mem::take(&mut self.under_way) {
             let taken = self.partitions.with(id, |partition| {
-                let same = partition.incarnation() == incarnation;
-                if same {
-                    partition.end_copy();
-                }
-                same && partition.is_handed_over()
+                let ours = partition.admit_copy(incarnation, copy) == Status::Ok;
+                partition.end_copy(copy);
+                ours && partition.is_handed_over()
             });
             if taken == Some(true) {
                 self.partitions.let_go(id, incarnation);
@@ -54,19 +55,19 @@ impl Requests<'_> {
         let (id, incarnation, from_start, rows) = ps::take_copy(&mut payload)?;
         payload.end()?;
         let words_max = self.limits.words_max;
+        let under_way = &mut self.copies.under_way;
         let copied = self.partitions.with(id, |partition| {
-            if partition.admit_copy(incarnation) != Status::Ok {
-                return Err(Status::WrongIncarnation);
+            if from_start && partition.incarnation() == incarnation && !partition.is_handed_over() {
+                under_way.insert(id, (incarnation, partition.begin_copy()));
             }
-            if from_start {
-                partition.begin_copy();
+            let (_, copy) = under_way.get(&id).copied().unwrap_or_default();
+            match partition.admit_copy(incarnation, copy) {
+                Status::Ok => {}
+                other => return Err(other),
             }
             let copied = partition.copy_next(rows.min(ROWS_MAX), FLOATS_MAX.min(words_max / 2));
             Ok((copied, Left { rows: partition.unsent() as u64, version: partition.version() }))
         });
-        if from_start && !self.copies.under_way.contains(&(id, incarnation)) {
-            self.copies.under_way.push((id, incarnation));
-        }
         reply.begin(kind::COPIED, request.request());
         match copied.unwrap_or(Err(Status::NotHere)) {
             Err(status) => reply.put_all(&[status.word(), 0, 0]),
@@ -96,10 +97,12 @@ impl Requests<'_> {
         reply.begin(kind::HANDED, request.request());
         let mut heads = Vec::new();
         for (id, incarnation) in &parts {
-            let head = self.partitions.with(*id, |partition| match partition.admit_copy(*incarnation) {
-                Status::Ok => Ok(partition.hand_over()),
-                other => Err(other),
-            });
+            let (_, copy) = self.copies.under_way.get(id).copied().unwrap_or_default();
+            let head =
+                self.partitions.with(*id, |partition| match partition.admit_copy(*incarnation, copy) {
+                    Status::Ok => Ok(partition.hand_over()),
+                    other => Err(other),
+                });
             match head.unwrap_or(Err(Status::NotHere)) {
                 Ok(Some(head)) => heads.push(head),
                 refusal => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use elasticdl_spec::PartitionId;
+use elasticdl_spec::{Kind, PartitionId};
 use elasticdl_wire::client::{self, Client};
 use elasticdl_wire::control::{CopiedRequest, Member, Move, copied_reply};
 use tokio::runtime::Handle;
@@ -12,10 +12,14 @@ use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 use super::{Link, refuse_below, unknown_to_master};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::moving;
 use crate::partition::Partition;
 use crate::partitions::Partitions;
+
+/// How often a master that does not answer is asked whether partitions are ours, and after what pause.
+const TRIES: u32 = 40;
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// Partitions on their way here.
 pub(super) struct Moving {
@@ -100,7 +104,18 @@ fn to_order(order: Move) -> moving::Order {
 /// Asks the master whether partitions that are copied are ours now. One that does not answer has not said so.
 async fn may_take(mut client: Client, member: Member, command: u64) -> Result<moving::Word> {
     let request = CopiedRequest { member: Some(member), command, error: String::new() };
-    let reply = client::answer("Copied", client.copied(request).await)?;
+    let mut tries = 0;
+    let reply = loop {
+        match client::answer("Copied", client.copied(request.clone()).await).map_err(Error::from) {
+            Err(error) if unknown_to_master(&error) => return Ok(moving::Word::Forget),
+            // Asked again it says the same, and one that has just begun says that it knows nothing of it.
+            Err(error) if error.kind() == Kind::Retry && tries < TRIES => {
+                tries += 1;
+                tokio::time::sleep(PAUSE).await;
+            }
+            answer => break answer?,
+        }
+    };
     Ok(match reply.what {
         Some(copied_reply::What::Take(true)) => moving::Word::Take,
         Some(copied_reply::What::WaitMs(ms)) => moving::Word::Wait(Duration::from_millis(ms.into())),

@@ -214,17 +214,33 @@ fn what_a_server_has_left_of_a_move_does_not_spoil_a_checkpoint() {
     let mut world = World::training(&[("checkpoint.every", "10s")], 8);
     assert!(world.train_one(0));
     world.tick(10_000);
-    for server in 0..2 {
-        let caller = world.caller(Role::Server, server);
-        let mut written = world.written(server, 1);
-        let left = File { partition: 1 - server, incarnation: 9, ..written.files[0].clone() };
-        written.files.push(left);
-        world.ask(|t| Event::Written(t, caller, written));
-        let beat = world.ask(|t| Event::Beat(t, caller, Value::Null));
-        assert!(matches!(beat, Some(Answer::Refused(_))), "it is to join again, and let go: {beat:?}");
-    }
+    let caller = world.caller(Role::Server, 0);
+    let mut written = world.written(0, 1);
+    written.files.push(File { partition: 1, incarnation: 9, ..written.files[0].clone() });
+    world.ask(|t| Event::Written(t, caller, written));
+    let beat = world.ask(|t| Event::Beat(t, caller, Value::Null));
+    assert!(matches!(beat, Some(Answer::Refused(_))), "it is to join again, and let go: {beat:?}");
+    assert_eq!(world.commits.len(), 0, "its file may have taken the place of the right one");
+    world.ask(|t| Event::Joined(t, caller, "address-0".into()));
+    world.serve();
+    world.tick(10);
+    assert_eq!(world.job.checkpoints.writing(), Some(2));
+    world.write_checkpoints();
     assert_eq!(world.commits.len(), 1);
     assert_eq!(world.commits[0].partitions.values().map(|f| f.incarnation).collect::<Vec<_>>(), [1; 4]);
+}
+
+#[test]
+fn a_server_that_joins_again_in_the_middle_of_a_hand_over_has_lost_it() {
+    for server in [0, 2] {
+        let (mut world, _) = World::handing(&[]);
+        let caller = world.caller(Role::Server, server);
+        let joined = world.ask(|t| Event::Joined(t, caller, format!("address-{server}")));
+        let Some(Answer::Join(reply)) = joined else { panic!("{joined:?}") };
+        assert!(reply.partitions.iter().all(|a| a.partition != 0 || a.incarnation == 3), "{reply:?}");
+        assert_eq!(world.incarnations(), [3, 1, 1, 1]);
+        assert!(world.job.moving.is_none());
+    }
 }
 
 #[test]
