@@ -93,7 +93,7 @@ impl Balance<'_> {
             let given = (0..places.len()).filter(|p| places[*p] == heavy && !self.is_pinned(*p));
             let best = given.min_by(|a, b| heavier(a).total_cmp(&heavier(b)));
             let gain = if empty { 0.0 } else { GAIN * mean };
-            let Some(p) = best.filter(|p| most - heavier(p) >= gain && most > least) else {
+            let Some(p) = best.filter(|p| most - heavier(p) >= gain && heavier(p) < most) else {
                 return steps;
             };
             places[p] = light;
