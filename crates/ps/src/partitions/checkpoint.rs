@@ -29,7 +29,9 @@ impl Partitions {
     /// piece by piece, so that its lock is held for about a millisecond at a time.
     pub fn write_checkpoint(&self, dir: &Path, order: Order) -> Result<Vec<Written>> {
         // What was handed over is another server's to write.
-        let todo = self.held().into_iter().map(|(id, _)| id).collect::<VecDeque<PartitionId>>();
+        let all = self.each(|partition| partition.is_handed_over()).into_iter();
+        let todo: VecDeque<PartitionId> =
+            all.filter(|(_, handed)| *handed != Some(true)).map(|(id, _)| id).collect();
         let todo = Mutex::new(todo);
         let todo = || todo.lock().unwrap_or_else(PoisonError::into_inner);
         let write = || {
