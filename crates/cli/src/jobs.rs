@@ -170,10 +170,8 @@ pub fn scale(args: &args::Scale) -> anyhow::Result<Exit> {
         Wanted::Auto => "as many workers wanted as are of use; `elasticdl top` shows how many that is".into(),
     });
     let servers = args.servers.map(|servers| {
-        format!(
-            "{servers} servers wanted, {} before; `elasticdl top` shows partitions move",
-            before.servers_wanted
-        )
+        let wanted = print::counted(servers.into(), "server");
+        format!("{wanted} wanted, {} before; `elasticdl top` shows partitions move", before.servers_wanted)
     });
     for wanted in workers.into_iter().chain(servers) {
         print::note(&format!("{}: {wanted}", args.job));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use elasticdl_master::status::{Phase, ScaleRequest, Status, StopRequest, Wanted};
+use elasticdl_master::status::{Phase, Status, StopRequest, Wanted};
 use elasticdl_operator::cluster::Cluster;
 use elasticdl_operator::lease::Lead;
 use elasticdl_operator::manifest::Secrets;
@@ -162,9 +162,7 @@ impl Masters for Http {
 
     fn scale(&self, address: &str, secrets: &Secrets, workers: u32) -> Result<(), String> {
         client(address, secrets)
-            .and_then(|client| {
-                client.scale(ScaleRequest { workers: Some(Wanted::Fixed(workers)), servers: None })
-            })
+            .and_then(|client| client.scale(Wanted::Fixed(workers).into()))
             .map_err(|e| format!("{e:#}"))
     }
 

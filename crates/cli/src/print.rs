@@ -22,6 +22,11 @@ pub fn note(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
+/// So many of something whose plural is regular.
+pub fn counted(number: u64, one: &str) -> String {
+    if number == 1 { format!("1 {one}") } else { format!("{} {one}s", count(number)) }
+}
+
 /// A whole number with separators: 1,234,567.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();

@@ -19,7 +19,7 @@ use crate::config::{Best, Exit, Process, Waits};
 use crate::evaluation::Evaluation;
 use crate::fleet::{self, Fleet};
 use crate::ledger::{Book, Entry, MemberRole, Quarantined, ShardNote};
-use crate::status::{Phase, Status, StopRequest, Wanted};
+use crate::status::{Phase, ScaleRequest, Status, StopRequest};
 use crate::tasks::{Order, Tasks};
 use crate::useful::Useful;
 
@@ -88,10 +88,8 @@ pub enum Event {
     Exited(Exit),
     /// A process does not run yet.
     Waits(Waits),
-    /// So many workers, please, or as many as are of use.
-    Scale(Ticket, Wanted),
-    /// So many servers, please.
-    ScaleServers(Ticket, u32),
+    /// So many workers and servers, please.
+    Scale(Ticket, ScaleRequest),
     /// No more workers than that, whatever is wanted; `None`: as many as are wanted.
     Allow(Ticket, Option<u32>),
     /// Stop.
@@ -217,6 +215,8 @@ pub struct Job {
     moves_not_before: Duration,
     loads: moves::Loads,
     servers_wanted: u32,
+    /// Whether partitions are still to be dealt to as many servers as are wanted.
+    spreading: bool,
     /// Servers that are to join again, because what they are to hold has changed.
     rejoin: BTreeSet<u32>,
     /// Partitions that were on their way when an earlier master died.
@@ -299,13 +299,6 @@ impl Job {
         let job = &plan.job;
         let order = if job.data.shuffle { Order::Shuffled(job.train.seed) } else { Order::Files };
         let servers_wanted = book.servers_wanted.unwrap_or(job.servers.count).min(job.servers.partitions);
-        // Where no server runs, each of those that will be started gets its share.
-        let running = book.processes.values().any(|running| running.role == MemberRole::Server);
-        let place = |p| {
-            let dealt = placement::server_of_partition(elasticdl_spec::PartitionId(p), servers_wanted).0;
-            let server = book.servers.get(&p).copied().filter(|_| running).unwrap_or(dealt);
-            Place { server, incarnation: book.incarnation(p), since: book.since(p), address: None }
-        };
         let mut tasks = Tasks::new(job.train.epochs, order);
         tasks.load(Duration::ZERO, &book);
         let workers = book.workers_wanted.unwrap_or_else(|| job.workers_at_start());
@@ -333,11 +326,12 @@ impl Job {
             ),
             committed,
             last_cut: None,
-            places: (0..job.servers.partitions).map(place).collect(),
+            places: places(&book, job.servers.partitions, servers_wanted),
             moving: None,
             moves_not_before: Duration::ZERO,
             loads: moves::Loads::default(),
             servers_wanted,
+            spreading: false,
             rejoin: BTreeSet::new(),
             arriving: book.arriving.clone(),
             known: BTreeMap::new(),
@@ -397,7 +391,6 @@ impl Job {
             Event::Exited(exit) => self.exited(now, exit, effects),
             Event::Waits(waits) => self.waits(waits, effects),
             Event::Scale(ticket, wanted) => self.scale(now, ticket, wanted, effects),
-            Event::ScaleServers(ticket, servers) => self.scale_servers(now, ticket, servers, effects),
             Event::Allow(ticket, workers) => self.allow(now, ticket, workers, effects),
             Event::Stop(stop) => self.stop(now, stop, effects),
             Event::Tick => self.tick(now, effects),
@@ -422,8 +415,21 @@ impl Job {
     }
 }
 
-/// Fields of an event.
+/// Where partitions are, as the ledger has it. Where no server runs, each of those that will be started gets its share.
+fn places(book: &Book, partitions: u32, servers: u32) -> Vec<Place> {
+    let running = book.processes.values().any(|running| running.role == MemberRole::Server);
+    let place = |p| {
+        let dealt = placement::server_of_partition(elasticdl_spec::PartitionId(p), servers).0;
+        let server = book.servers.get(&p).copied().filter(|_| running).unwrap_or(dealt);
+        Place { server, incarnation: book.incarnation(p), since: book.since(p), address: None }
+    };
+    (0..partitions).map(place).collect()
+}
+
+/// Fields of an event, beside those that every event has.
 fn fields<const N: usize>(pairs: [(&str, Value); N]) -> Map<String, Value> {
+    let taken = |key: &&str| ["event", "seq", "seconds", "unix_ms"].contains(key);
+    assert!(!pairs.iter().any(|(key, _)| taken(key)), "every event has that already");
     pairs.into_iter().map(|(key, value)| (key.to_string(), value)).collect()
 }
 

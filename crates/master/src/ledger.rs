@@ -375,43 +375,9 @@ impl Book {
                     note.records.get_or_insert(finished.records + finished.bad_records);
                 }
             }
-            Entry::Reborn { partitions, floor } => {
-                self.incarnations.extend(partitions.iter().copied());
-                for (partition, _) in partitions {
-                    self.since.remove(partition);
-                    self.arriving.remove(partition);
-                    // Its server, if it still runs, does not have this life of it yet.
-                    let server = self.servers.get(partition).map(|id| process_name(MemberRole::Server, *id));
-                    if let Some(server) = server.and_then(|name| self.processes.get_mut(&name)) {
-                        server.address = None;
-                    }
-                }
-                if let Some(floor) = floor {
-                    self.floor = Some(*floor);
-                    self.leased.clear();
-                    self.interrupted.clear();
-                    // No server has the next lives yet, whether it was ended in time or not.
-                    self.processes.values_mut().for_each(|running| running.address = None);
-                }
-                let again = std::mem::take(&mut self.recent);
-                for (task, finished) in &again {
-                    let replayed = self.replayed_in.entry(task.epoch).or_default();
-                    for (partition, _) in partitions {
-                        *replayed.entry(*partition).or_default() += finished.records;
-                    }
-                }
-                self.replayed += again.values().map(|finished| finished.records).sum::<u64>();
-            }
+            Entry::Reborn { partitions, floor } => self.reborn(partitions, *floor),
             Entry::Placed { servers } => self.servers = (0..).zip(servers.iter().copied()).collect(),
-            Entry::Moved { partitions, server } => {
-                for (partition, incarnation) in partitions {
-                    let since = self.since(*partition);
-                    self.since.insert(*partition, since);
-                    self.incarnations.insert(*partition, *incarnation);
-                    self.servers.insert(*partition, *server);
-                    self.arriving.insert(*partition);
-                }
-            }
+            Entry::Moved { partitions, server } => self.moved(partitions, *server),
             Entry::Arrived { partitions } => self.arriving.retain(|p| !partitions.contains(p)),
             Entry::Cut { checkpoint } => self.cut = self.cut.max(*checkpoint),
             Entry::Committed { checkpoint, covered } => {
@@ -442,6 +408,44 @@ impl Book {
                 self.finished = Some(*phase);
                 self.processes.clear();
             }
+        }
+    }
+
+    fn reborn(&mut self, partitions: &[(u32, u64)], floor: Option<LeaseId>) {
+        self.incarnations.extend(partitions.iter().copied());
+        for (partition, _) in partitions {
+            self.since.remove(partition);
+            self.arriving.remove(partition);
+            // Its server, if it still runs, does not have this life of it yet.
+            let server = self.servers.get(partition).map(|id| process_name(MemberRole::Server, *id));
+            if let Some(server) = server.and_then(|name| self.processes.get_mut(&name)) {
+                server.address = None;
+            }
+        }
+        if let Some(floor) = floor {
+            self.floor = Some(floor);
+            self.leased.clear();
+            self.interrupted.clear();
+            // No server has the next lives yet, whether it was ended in time or not.
+            self.processes.values_mut().for_each(|running| running.address = None);
+        }
+        let again = std::mem::take(&mut self.recent);
+        for (task, finished) in &again {
+            let replayed = self.replayed_in.entry(task.epoch).or_default();
+            for (partition, _) in partitions {
+                *replayed.entry(*partition).or_default() += finished.records;
+            }
+        }
+        self.replayed += again.values().map(|finished| finished.records).sum::<u64>();
+    }
+
+    fn moved(&mut self, partitions: &[(u32, u64)], server: u32) {
+        for (partition, incarnation) in partitions {
+            let since = self.since(*partition);
+            self.since.insert(*partition, since);
+            self.incarnations.insert(*partition, *incarnation);
+            self.servers.insert(*partition, server);
+            self.arriving.insert(*partition);
         }
     }
 

@@ -73,13 +73,7 @@ impl Led for Shared {
     }
 
     async fn scale(&self, wanted: ScaleRequest) -> Result<(), Unmet> {
-        if let Some(workers) = wanted.workers {
-            met(self.ask(move |ticket| Event::Scale(ticket, workers)).await)?;
-        }
-        if let Some(servers) = wanted.servers {
-            met(self.ask(move |ticket| Event::ScaleServers(ticket, servers)).await)?;
-        }
-        Ok(())
+        met(self.ask(move |ticket| Event::Scale(ticket, wanted)).await)
     }
 
     async fn allow(&self, workers: Option<u32>) -> Result<(), Unmet> {

@@ -224,6 +224,12 @@ pub struct ScaleRequest {
     pub servers: Option<u32>,
 }
 
+impl From<Wanted> for ScaleRequest {
+    fn from(workers: Wanted) -> Self {
+        ScaleRequest { workers: Some(workers), servers: None }
+    }
+}
+
 /// Body of `POST /v1/allow`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllowRequest {
@@ -304,7 +310,7 @@ mod tests {
         for (json, workers) in
             [(r#"{"workers":8}"#, Wanted::Fixed(8)), (r#"{"workers":"auto"}"#, Wanted::Auto)]
         {
-            let wanted = ScaleRequest { workers: Some(workers), servers: None };
+            let wanted = ScaleRequest::from(workers);
             assert_eq!(serde_json::from_str::<ScaleRequest>(json).unwrap(), wanted);
             assert_eq!(serde_json::to_string(&wanted).unwrap(), json);
         }

@@ -15,8 +15,8 @@
 //! - [`checkpoint`]: a partition's files.
 //! - [`partitions`], [`requests`]: many partitions behind locks; frames to answers.
 //! - [`server`], [`mod@run`], [`moving`]: the edges, a socket for workers, a client of the master and one of other
-//!   servers. Only these, the gatekeeper and those that write a checkpoint's files (`partitions/checkpoint.rs`) read
-//!   clocks, wait or start threads.
+//!   servers. Only these, the gatekeeper, those that write a checkpoint's files (`partitions/checkpoint.rs`) and
+//!   `pace.rs`, by which they give way, read clocks, wait or start threads.
 
 pub mod audit;
 pub mod checkpoint;
@@ -28,6 +28,7 @@ pub mod marks;
 pub mod model;
 pub mod moving;
 pub mod optimizer;
+mod pace;
 pub mod partition;
 pub mod partitions;
 pub mod requests;

@@ -19,6 +19,7 @@ use tracing::info;
 
 use crate::error::{Error, Result};
 use crate::model::Model;
+use crate::pace::{Pace, of_the_clock};
 use crate::partition::Partition;
 use crate::partition::copy::Copied;
 use crate::requests::copy::{Handed, Kept, Left, take_copied, take_handed};
@@ -37,8 +38,6 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// same, and others have most of the processor, the memory and the network. What changes meanwhile is then copied without a rest:
 /// the longer that takes, the more there is to copy again.
 const REST: u32 = 3;
-/// What is rested from at once, at most.
-const WORK_MAX: Duration = Duration::from_millis(20);
 
 /// What is to be fetched.
 #[derive(Debug, Clone)]
@@ -93,18 +92,12 @@ pub fn fetch(
             Word::Forget => return Ok(None),
         }
     }
-    if failpoint::reached("ps.taking_over") {
-        let broken = std::io::Error::other("a failpoint says so");
-        return Err(Error::io("having partitions handed over", broken));
-    }
+    point("ps.taking_over")?;
     // What has changed while the master wrote it down is copied while the other server still serves.
     catch_up(&mut copies, &mut peer)?;
     let handing = Instant::now();
     let kept = peer.have_handed_over(&order.partitions, model)?;
-    if failpoint::reached("ps.handed_over") {
-        let broken = std::io::Error::other("a failpoint says so");
-        return Err(Error::io("having partitions handed over", broken));
-    }
+    point("ps.handed_over")?;
     let finished = copies.into_iter().zip(kept).map(|(copy, kept)| copy.finish(&mut peer, kept));
     let partitions = finished.collect::<Result<Vec<_>>>()?;
     info!(
@@ -115,6 +108,13 @@ pub fn fetch(
         "partitions taken over"
     );
     Ok(Some(partitions))
+}
+
+fn point(name: &str) -> Result<()> {
+    match failpoint::reached(name) {
+        true => Err(Error::io("having partitions handed over", std::io::Error::other("a failpoint says so"))),
+        false => Ok(()),
+    }
 }
 
 /// Copies until few rows of all of them are left, or as few as can be: while one is copied the others change.
@@ -144,7 +144,7 @@ struct Copy {
 
 impl Copy {
     fn new(partition: Partition, part: (PartitionId, u64)) -> Self {
-        Copy { partition, part, begun: false, pace: Pace::default() }
+        Copy { partition, part, begun: false, pace: Pace::new(REST, of_the_clock) }
     }
 
     /// Copies as many rows as were left when it began, and tells how many are left now.
@@ -160,7 +160,8 @@ impl Copy {
             *due = due.saturating_sub(came);
             let ends = left <= few || *due == 0;
             if first {
-                self.pace.rest(version);
+                self.pace.saw(version);
+                self.pace.rest();
             }
             if !ends {
                 // The next ones are on their way while these are put in place.
@@ -178,24 +179,6 @@ impl Copy {
         while self.round(peer, 0)? > 0 {}
         self.partition.take_over(kept.head, kept.tensors)?;
         Ok(self.partition)
-    }
-}
-
-/// How copying gives way to whoever trains. While nobody does it goes as fast as it can.
-#[derive(Debug, Default)]
-struct Pace {
-    /// Pushes that the partition had applied, and when the last rest was over.
-    seen: Option<(u64, Instant)>,
-}
-
-impl Pace {
-    fn rest(&mut self, version: u64) {
-        if let Some((before, since)) = self.seen
-            && before != version
-        {
-            std::thread::sleep(since.elapsed().min(WORK_MAX) * REST);
-        }
-        self.seen = Some((version, Instant::now()));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use elasticdl_master::job::Event;
-use elasticdl_master::status::{StopRequest, Wanted};
+use elasticdl_master::status::{ScaleRequest, StopRequest, Wanted};
 use elasticdl_wire::control::Role;
 
 use crate::branches::Branch;
@@ -132,10 +132,13 @@ impl World {
         if let Some(master) = self.leader() {
             if moves {
                 self.branches.count(Branch::ServersScaled);
-                return self.deliver(master, Event::ScaleServers(0, servers));
+                return self.deliver(
+                    master,
+                    Event::Scale(0, ScaleRequest { workers: None, servers: Some(servers) }),
+                );
             }
             self.branches.count(Branch::Scaled);
-            self.deliver(master, Event::Scale(0, wanted));
+            self.deliver(master, Event::Scale(0, wanted.into()));
         }
     }
 

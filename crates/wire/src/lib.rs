@@ -1,7 +1,7 @@
 //! What the roles say to each other, and nothing of what they decide.
 //!
 //! - [`control`]: gRPC between every process and the master (generated; the only protobuf).
-//! - [`frame`], [`ps`], [`floats`]: length-prefixed frames between workers and servers, read in place.
+//! - [`frame`], [`ps`], [`floats`]: length-prefixed frames between workers and servers, and between servers, read in place.
 //! - [`gate`]: frames to the one that admits batches where staleness is bounded.
 //! - [`stream`]: what frames travel over, plain TCP or TLS.
 //! - [`connection`]: a client's end of them.

@@ -247,8 +247,7 @@ fn servers_head(status: &Status, shown: usize) -> String {
         text.push_str(&format!(", {shown} shown"));
     }
     if let Some(MovingStatus { from, to, partitions, .. }) = &status.moving {
-        let count = partitions.len();
-        let what = if count == 1 { "a partition".into() } else { format!("{count} partitions") };
+        let what = print::counted(partitions.len() as u64, "partition");
         text.push_str(&format!(", {what} on the way from ps-{from} to ps-{to}"));
     }
     text
@@ -282,7 +281,10 @@ fn held(gauges: &Value) -> Option<String> {
     let number = |key: &str| gauges[key].as_u64().filter(|number| *number > 0);
     let rows = number("rows")?;
     let partitions = gauges["loads"].as_object().map_or(0, |loads| loads.len());
-    let places = if partitions > 0 { format!("{partitions} partitions, ") } else { String::new() };
+    let places = match partitions {
+        0 => String::new(),
+        some => format!("{}, ", print::counted(some as u64, "partition")),
+    };
     let mut text = format!("{places}{} rows in {}", print::count(rows), print::bytes(number("bytes")?));
     if let (Some(bytes), Some(places)) = (number("table_bytes"), number("places")) {
         let (each, full) = (bytes / rows, 100 * rows / places);

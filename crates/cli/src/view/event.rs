@@ -46,7 +46,8 @@ pub fn text(event: &Event) -> Option<String> {
         "replay" => {
             let servers = field("servers").and_then(Value::as_array).into_iter().flatten();
             let names: Vec<String> = servers.map(|id| format!("ps-{id}")).collect();
-            let (who, records, tasks) = (names.join(", "), count("records"), count("tasks"));
+            let who = if names.is_empty() { "a move has".into() } else { names.join(", ") };
+            let (records, tasks) = (count("records"), count("tasks"));
             format!(
                 "{who} lost what no checkpoint covers: {records} records of {tasks} tasks are applied again"
             )
@@ -58,6 +59,15 @@ pub fn text(event: &Event) -> Option<String> {
             format!("batch {} of task {} is set aside: {}", text("batch"), text("task"), text("error"))
         }
         "scaled" => scaled(event),
+        "servers_scaled" => {
+            format!(
+                "{} wanted, {} before",
+                print::counted(number("to").unwrap_or(0), "server"),
+                count("from")
+            )
+        }
+        "moving" => format!("{} on the way from ps-{} to ps-{}", partitions(event), text("from"), text("to")),
+        "moved" => format!("ps-{} serves {} of ps-{} now", text("to"), partitions(event), text("from")),
         "allowed" => match number("to") {
             Some(workers) => format!("there is room for {workers} workers"),
             None => "the number of workers is not limited any more".into(),
@@ -75,6 +85,14 @@ pub fn text(event: &Event) -> Option<String> {
 /// With the time in front.
 pub fn stamped(event: &Event, text: &str) -> String {
     format!("{:>7}  {text}", print::seconds(event.seconds))
+}
+
+/// Partitions that an event is about, by number.
+fn partitions(event: &Event) -> String {
+    let numbers = event.fields.get("partitions").and_then(Value::as_array).into_iter().flatten();
+    let numbers: Vec<String> = numbers.map(Value::to_string).collect();
+    let what = if numbers.len() == 1 { "partition" } else { "partitions" };
+    format!("{what} {}", numbers.join(", "))
 }
 
 /// The process that an event is about.
@@ -208,11 +226,15 @@ mod tests {
             { "event": "started", "term": 1, "adopted": 0 },
             { "event": "started", "term": 2, "adopted": 4 },
             { "event": "replay", "servers": [1], "tasks": 3, "records": 12_288 },
-            { "event": "replayed", "tasks": 3, "seconds": 0.4 },
+            { "event": "replayed", "tasks": 3, "replay_seconds": 0.4 },
             { "event": "quarantined", "task": "train/0/3", "batch": 2, "error": "the loss is NaN" },
             { "event": "scaled", "from": 2, "to": 4, "automatic": true, "reason": "tries whether that is better than 2" },
             { "event": "scaled", "from": 2, "to": 1 },
             { "event": "scaled", "from": 4, "to": 4, "reason": "somebody asked for so many, and no others are tried from now on" },
+            { "event": "servers_scaled", "from": 2, "to": 1 },
+            { "event": "moving", "from": 1, "to": 0, "partitions": [1, 3] },
+            { "event": "moved", "from": 1, "to": 0, "partitions": [3], "move_seconds": 0.5, "handing_seconds": 0.01 },
+            { "event": "replay", "servers": [], "tasks": 3, "records": 12_288 },
             { "event": "allowed", "from": null, "to": 3 },
             { "event": "allowed", "from": 3, "to": null },
             { "event": "member_joined", "member": "chief-0", "pid": 7, "address": "10.0.0.1:29500" },

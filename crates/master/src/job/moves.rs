@@ -90,32 +90,14 @@ impl Loads {
 }
 
 impl Job {
-    /// Somebody asks for so many servers.
-    pub(super) fn scale_servers(
-        &mut self,
-        now: Duration,
-        ticket: Ticket,
-        servers: u32,
-        effects: &mut Vec<Effect>,
-    ) {
-        let max = self.places.len() as u32;
-        let refusal = if self.phase.is_over() || self.phase == Phase::Stopping {
-            Some("the job is over or stopping".to_string())
-        } else if servers < 1 || servers > max {
-            Some(format!("{servers} servers are wanted; from 1 to servers.partitions = {max} are possible"))
-        } else {
-            None
-        };
-        if let Some(reason) = refusal {
-            return effects.push(Effect::Answer(ticket, Answer::Refused(reason)));
-        }
+    /// So many servers from now on.
+    pub(super) fn scale_servers(&mut self, now: Duration, servers: u32, effects: &mut Vec<Effect>) {
         let facts = fields([("from", json!(self.servers_wanted)), ("to", json!(servers))]);
         effects.push(Effect::Record(Entry::ServersScaled { servers }));
         self.servers_wanted = servers;
         (0..servers).for_each(|id| self.fleet.want_server(id));
         self.reconcile(now, effects);
         effects.push(Effect::Emit("servers_scaled", facts));
-        effects.push(Effect::Answer(ticket, Answer::Noted));
     }
 
     /// A server tells how much work its partitions are.
@@ -142,27 +124,28 @@ impl Job {
         let servers: BTreeSet<u32> = (0..self.servers_wanted).collect();
         self.dismiss_idle(&servers, effects);
         let places: Vec<u32> = self.places.iter().map(|place| place.server).collect();
-        let must = places.iter().any(|server| !servers.contains(server))
+        // From a change in the number of servers on until all are there and have their share it goes by the number of
+        // partitions; then by loads.
+        self.spreading |= places.iter().any(|server| !servers.contains(server))
             || servers.iter().any(|server| !places.contains(server));
-        let weights = self.loads.weights(now, places.len());
-        let known = weights.is_some();
-        // Without need nothing moves for loads that are not known.
-        let weights = match (weights, must) {
-            (Some(weights), _) => weights,
-            (None, true) => vec![1.0; places.len()],
-            (None, false) => return,
+        let weights = match self.spreading {
+            true => vec![1.0; places.len()],
+            false => match self.loads.weights(now, places.len()) {
+                Some(weights) => weights,
+                None => return,
+            },
         };
         let able = self.servers_ready();
         // Where batches are admitted by the server of partition 0, what it has decided is known to nobody else.
         let pinned = self.plan.job.is_staged().then_some(0);
         let balance = Balance { places: &places, weights: &weights, servers: &servers, able: &able, pinned };
-        let needed = |t: &Transfer| !servers.contains(&t.from) || !places.contains(&t.to);
         match balance.next() {
-            // Where loads are not known, only what has to be moved is.
-            Some(transfer) if known || needed(&transfer) => self.begin_move(now, transfer, effects),
-            Some(_) => {}
-            // What was found to be even needs no look at every event.
-            None if !must => self.loads.forget(now),
+            Some(transfer) => self.begin_move(now, transfer, effects),
+            // What was found to be even is looked at again when loads were watched for a while.
+            None if servers.is_subset(&able) => {
+                self.spreading = false;
+                self.loads.forget(now);
+            }
             None => {}
         }
     }
@@ -294,7 +277,7 @@ impl Job {
             ("from", json!(from)),
             ("to", json!(to)),
             ("partitions", json!(partitions)),
-            ("seconds", json!(seconds.as_secs_f64())),
+            ("move_seconds", json!(seconds.as_secs_f64())),
             ("handing_seconds", json!(handing.as_secs_f64())),
         ]);
         effects.push(Effect::Record(Entry::Arrived { partitions }));

@@ -1,4 +1,5 @@
-//! How many workers are wanted: as many as somebody asks for, or as many as are of use.
+//! How many workers are wanted: as many as somebody asks for, or as many as are of use. Servers are as many as somebody
+//! asks for; `moves.rs` deals partitions to them.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use serde_json::json;
 use super::{Answer, Effect, Job, Ticket, fields};
 use crate::fleet::State;
 use crate::ledger::Entry;
-use crate::status::{Phase, Wanted};
+use crate::status::{Phase, ScaleRequest, Wanted};
 use crate::useful::Useful;
 
 /// Checkpoints that come more often than this are part of how fast the job is: between two of them there
@@ -15,21 +16,46 @@ use crate::useful::Useful;
 const CHECKPOINT_RARE: Duration = Duration::from_secs(5);
 
 impl Job {
-    /// Somebody asks for so many workers, or for as many as are of use.
-    pub(super) fn scale(&mut self, now: Duration, ticket: Ticket, wanted: Wanted, effects: &mut Vec<Effect>) {
-        let (min, max) = (self.plan.job.kubernetes.workers_min, self.plan.job.workers.max);
-        let refusal = match wanted {
-            _ if self.phase.is_over() || self.phase == Phase::Stopping => {
-                Some("the job is over or stopping".to_string())
-            }
-            Wanted::Fixed(workers) if workers < 1 || workers > max => {
-                Some(format!("{workers} workers are wanted; from 1 to workers.max = {max} are possible"))
-            }
-            _ => None,
-        };
-        if let Some(reason) = refusal {
+    /// Somebody asks for so many workers and servers: both are met, or none.
+    pub(super) fn scale(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        wanted: ScaleRequest,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Some(reason) = self.refusal(wanted) {
             return effects.push(Effect::Answer(ticket, Answer::Refused(reason)));
         }
+        if let Some(workers) = wanted.workers {
+            self.scale_workers(now, workers, effects);
+        }
+        if let Some(servers) = wanted.servers {
+            self.scale_servers(now, servers, effects);
+        }
+        effects.push(Effect::Answer(ticket, Answer::Noted));
+    }
+
+    /// Why that cannot be.
+    fn refusal(&self, wanted: ScaleRequest) -> Option<String> {
+        let beyond = |what: &str, wanted: u32, limit: &str, max: u32| {
+            let possible = (1..=max).contains(&wanted);
+            (!possible).then(|| format!("{wanted} {what} are wanted; from 1 to {limit} = {max} are possible"))
+        };
+        let job = &self.plan.job;
+        if self.phase.is_over() || self.phase == Phase::Stopping {
+            return Some("the job is over or stopping".into());
+        }
+        let workers = match wanted.workers {
+            Some(Wanted::Fixed(workers)) => beyond("workers", workers, "workers.max", job.workers.max),
+            Some(Wanted::Auto) | None => None,
+        };
+        let servers = |n| beyond("servers", n, "servers.partitions", job.servers.partitions);
+        workers.or_else(|| wanted.servers.and_then(servers))
+    }
+
+    fn scale_workers(&mut self, now: Duration, wanted: Wanted, effects: &mut Vec<Effect>) {
+        let (min, max) = (self.plan.job.kubernetes.workers_min, self.plan.job.workers.max);
         match wanted {
             Wanted::Fixed(workers) => {
                 let reason = match self.useful.take() {
@@ -51,7 +77,6 @@ impl Job {
                 self.want(now, workers, "somebody asked for as many as are of use".into(), effects);
             }
         }
-        effects.push(Effect::Answer(ticket, Answer::Noted));
     }
 
     /// Who shares out the room says how many workers the job may have.

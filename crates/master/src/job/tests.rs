@@ -1,6 +1,7 @@
 //! Whole jobs without a process: events in, effects out.
 
 use super::*;
+use crate::status::Wanted;
 use elasticdl_spec::ModelShape;
 use elasticdl_spec::resolve::{Inputs, resolve};
 use elasticdl_spec::scores::Scores;
@@ -771,13 +772,13 @@ fn too_many_deaths_in_a_row_end_the_job_with_the_last_words() {
 #[test]
 fn scaling_changes_the_number_of_workers_within_the_limits() {
     let mut world = World::training(&[], 4);
-    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Fixed(4))), Some(Answer::Noted));
+    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Fixed(4).into())), Some(Answer::Noted));
     assert_eq!(world.job.fleet.workers().len(), 4);
-    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Fixed(1))), Some(Answer::Noted));
+    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Fixed(1).into())), Some(Answer::Noted));
     assert_eq!(world.job.fleet.workers().len(), 1);
     for impossible in [0, 5] {
         assert!(matches!(
-            world.ask(|t| Event::Scale(t, Wanted::Fixed(impossible))),
+            world.ask(|t| Event::Scale(t, Wanted::Fixed(impossible).into())),
             Some(Answer::Refused(_))
         ));
     }

@@ -17,8 +17,24 @@ fn on_core_seconds() -> f64 {
 
 /// The most memory that this process ever had resident, in bytes.
 pub fn peak_bytes() -> u64 {
+    memory("VmHWM:")
+}
+
+/// The memory that it has resident now.
+pub fn resident_bytes() -> u64 {
+    memory("VmRSS:")
+}
+
+fn memory(key: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(key));
     let kilobytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    kilobytes.expect("the kernel tells how much memory a process had") * 1024
+    kilobytes.expect("the kernel tells how much memory a process has") * 1024
+}
+
+/// Processor time of this process, in steps of 10 ms; 0 where it cannot be told.
+pub fn processor_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let ticks = stat.rsplit(") ").next().into_iter().flat_map(|rest| rest.split(' ').skip(11).take(2));
+    ticks.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }

@@ -18,6 +18,7 @@ mod raw;
 mod redis;
 mod served;
 mod table;
+mod trainers;
 
 use std::error::Error;
 

@@ -5,32 +5,27 @@
 
 use std::error::Error;
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use elasticdl_ps::moving::{Order, Word, fetch};
-use elasticdl_ps::partition::{Push, RowGradients};
 use elasticdl_ps::server::{Options, Server};
 use elasticdl_ps::{Model, Partition, Partitions};
-use elasticdl_spec::mix::Rng;
-use elasticdl_spec::{LeaseId, PartitionId, TaskId};
+use elasticdl_spec::PartitionId;
 use elasticdl_wire::Token;
 use elasticdl_wire::connection::{Caller, Who};
-use elasticdl_wire::ps::{PushHeader, Status};
 use serde_json::{Value, json};
 
 use crate::checkpoint::{DIM, bear};
 use crate::memory::ADAGRAD;
 use crate::raw::Raw;
 use crate::served::hold;
-use crate::table::{BATCH, PARTITIONS, deal, id, median};
+use crate::table::{PARTITIONS, median};
+use crate::trainers::{Served, Stretch, Trainers};
 
 const TOKEN: &str = "engine-0123456789";
-const TRAINERS: u64 = 2;
-/// How long the trainers are left alone before and after.
-const ALONE: Duration = Duration::from_secs(5);
 /// Weights and slots of a row, and its id.
 const ROW_BYTES: usize = 2 * DIM * 4 + 8;
 
@@ -52,15 +47,6 @@ impl Place {
 
 /// Where each partition is, and in which life.
 type Places = RwLock<Vec<(Arc<Place>, u64)>>;
-
-/// What the trainers have done.
-#[derive(Default)]
-struct Done {
-    over: AtomicBool,
-    rows: AtomicU64,
-    /// The longest that a pull from one partition has taken, in microseconds.
-    longest: AtomicU64,
-}
 
 /// A move under load: its seconds, and what trainers did before, during and after it.
 type Loaded = (f64, Stretch, Stretch, Stretch);
@@ -87,20 +73,17 @@ pub fn run(rounds: usize, rows: usize) -> Result<Value> {
     let of = |f: &dyn Fn(&(f64, f64)) -> f64| median(idle.iter().map(f).collect());
     let (seconds, loopback, times) = (of(&|i| i.0), of(&|i| i.1), of(&|i| i.0 / i.1));
 
-    let done = Arc::new(Done::default());
-    let trainers = train_all(&places, &done, rows)?;
-    let mut loaded = Vec::new();
-    stretch(&done, || thread::sleep(ALONE));
+    let trainers = Trainers::start(&places, rows)?;
+    let mut loaded: Vec<Loaded> = Vec::new();
     for _ in 0..rounds {
-        let before = stretch(&done, || thread::sleep(ALONE));
+        let before = trainers.alone();
         let mut moved = Ok(0.0);
-        let during = stretch(&done, || moved = move_all(&model, &places, share, |_| Arc::clone(&third)));
-        let after = stretch(&done, || thread::sleep(ALONE));
+        let during = trainers.during(|| moved = move_all(&model, &places, share, |_| Arc::clone(&third)));
+        let after = trainers.alone();
         loaded.push((moved?, before, during, after));
         move_all(&model, &places, share, |p| Arc::clone(&servers[p.0 as usize % 2]))?;
     }
-    done.over.store(true, Ordering::Relaxed);
-    trainers.into_iter().for_each(|trainer| drop(trainer.join()));
+    trainers.end();
     let of = |f: &dyn Fn(&Loaded) -> f64| median(loaded.iter().map(f).collect());
     let most = |f: &dyn Fn(&Loaded) -> f64| loaded.iter().map(f).fold(0.0, f64::max);
     Ok(json!({
@@ -164,77 +147,15 @@ fn move_all(
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// A stretch of time.
-struct Stretch {
-    rows_per_second: f64,
-    longest_ms: f64,
-}
-
-fn stretch(done: &Done, work: impl FnOnce()) -> Stretch {
-    done.longest.store(0, Ordering::Relaxed);
-    let (start, from) = (Instant::now(), done.rows.load(Ordering::Relaxed));
-    work();
-    let seconds = start.elapsed().as_secs_f64();
-    Stretch {
-        rows_per_second: (done.rows.load(Ordering::Relaxed) - from) as f64 / seconds,
-        longest_ms: done.longest.load(Ordering::Relaxed) as f64 / 1e3,
-    }
-}
-
-fn train_all(places: &Arc<Places>, done: &Arc<Done>, rows: usize) -> Result<Vec<thread::JoinHandle<()>>> {
-    let start = |number| {
-        let (places, done) = (Arc::clone(places), Arc::clone(done));
-        let named = thread::Builder::new().name(format!("train-{number}"));
-        Ok(named.spawn(move || train(&places, &done, number, rows))?)
-    };
-    (0..TRAINERS).map(start).collect()
-}
-
-/// Pulls and pushes batches of uniform rows, partition by partition, wherever they are.
-fn train(places: &Places, done: &Done, number: u64, rows: usize) {
-    let mut rng = Rng::new(number);
-    let (mut floats, gradients) = (vec![0.0; BATCH * DIM], vec![1e-3f32; BATCH * DIM]);
-    for batch in 0.. {
-        let ids: Vec<u64> = (0..BATCH).map(|_| id(rng.below(rows as u64))).collect();
-        let parts = deal(&ids);
-        for (ids, part) in parts.iter().zip(0..) {
-            let start = Instant::now();
-            let out = &mut floats[..ids.len() * DIM];
-            until_served(places, PartitionId(part), |partition, life| {
-                (partition.admit(life) == Status::Ok).then(|| partition.pull(0, ids, out).is_ok())
-            });
-            done.longest.fetch_max(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+impl Served for Places {
+    /// After a pause where the partition has gone elsewhere.
+    fn on<T>(&self, id: PartitionId, mut work: impl FnMut(&mut Partition, u64) -> Option<T>) -> T {
+        loop {
+            let (place, life) = self.read().unwrap_or_else(PoisonError::into_inner)[id.0 as usize].clone();
+            if let Some(Some(done)) = place.partitions.with(id, |partition| work(partition, life)) {
+                return done;
+            }
+            thread::sleep(Duration::from_millis(10));
         }
-        let lease = LeaseId { term: 1, n: 1 };
-        let task = TaskId::train(0, number as u32);
-        let header = PushHeader { task, batch, lease, records: 4096, factor: 1.0 };
-        for (ids, part) in parts.iter().zip(0..) {
-            let tables = [RowGradients { ids, gradients: &gradients[..ids.len() * DIM] }];
-            until_served(places, PartitionId(part), |partition, incarnation| {
-                let push = Push { header, incarnation, version: 0, tables: &tables, tensors: &[] };
-                let status = partition.push(&push).expect("pushes fit the model").status;
-                (status != Status::WrongIncarnation)
-                    .then(|| assert_eq!(status, Status::Ok, "each counts once"))
-            });
-        }
-        done.rows.fetch_add(BATCH as u64, Ordering::Relaxed);
-        if done.over.load(Ordering::Relaxed) {
-            return;
-        }
-    }
-}
-
-/// Works on a partition where it is served, after a pause where that has changed.
-fn until_served<T>(
-    places: &Places,
-    id: PartitionId,
-    mut work: impl FnMut(&mut Partition, u64) -> Option<T>,
-) -> T {
-    loop {
-        let (place, life) = places.read().unwrap_or_else(PoisonError::into_inner)[id.0 as usize].clone();
-        if let Some(Some(done)) = place.partitions.with(id, |partition| work(partition, life)) {
-            return done;
-        }
-        thread::sleep(Duration::from_millis(10));
     }
 }

@@ -80,10 +80,11 @@ impl Partition {
         self.handed_over
     }
 
-    /// Whether a request of this copy of this life of it is meant for it; `NotHere` where another copy has begun since.
+    /// Whether a request of this copy of this life of it is meant for it; `NotHere` where another copy has begun since,
+    /// or this one has not (0).
     pub fn admit_copy(&self, incarnation: u64, copy: u64) -> Status {
         match incarnation == self.incarnation {
-            true if copy == self.copy => Status::Ok,
+            true if copy == self.copy && copy > 0 => Status::Ok,
             true => Status::NotHere,
             false => Status::WrongIncarnation,
         }
@@ -245,6 +246,11 @@ mod tests {
         let mut partition = Partition::new(model(), HERE, 4);
         let ids = ids_of(HERE, 3);
         push(&mut partition, 0, 4, &ids, &ids);
+        assert_eq!(
+            partition.admit_copy(4, 0),
+            Status::NotHere,
+            "whoever has copied nothing takes nothing over"
+        );
         let first = partition.begin_copy();
         let second = partition.begin_copy();
         assert_eq!(partition.admit_copy(4, first), Status::NotHere);

@@ -1,13 +1,10 @@
 //! All partitions of a server into the files of a checkpoint.
 
-#![expect(clippy::disallowed_methods, reason = "an edge: it rests while others train")]
-
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Builder};
-use std::time::Duration;
 
 use elasticdl_spec::PartitionId;
 use elasticdl_wire::failpoint;
@@ -15,14 +12,13 @@ use elasticdl_wire::failpoint;
 use super::{Partitions, Written};
 use crate::checkpoint::{self, Cut, Order};
 use crate::error::{Error, Result};
+use crate::pace::{Pace, of_this_thread};
 
 /// Files written at a time: while one of them is synced, another one is made.
 const WRITERS: usize = 2;
 /// While somebody trains, a writer rests so many times as long as it works: it takes a twentieth of a processor, and
 /// little of what memory and disk can do in any moment.
 const REST: u32 = 19;
-/// Work that is rested from at once, at most.
-const WORK_MAX: Duration = Duration::from_millis(20);
 
 impl Partitions {
     /// Writes every partition into `dir`, a few at a time. Each is cut at one moment of its own and then taken away
@@ -76,7 +72,7 @@ impl Partitions {
                 Err(Error::io(format!("writing the checkpoint of {partition}"), broken))
             }
             false => {
-                let mut pace = Pace::default();
+                let mut pace = Pace::new(REST, of_this_thread);
                 checkpoint::write(cut, dir, |work| {
                     pace.rest();
                     let pushes = self.pushes.load(Ordering::Relaxed);
@@ -96,36 +92,4 @@ impl Partitions {
         let _ = self.with(partition, over);
         Ok(Written { partition, incarnation, base, sum: written?, marks })
     }
-}
-
-/// How a writer gives way to whoever trains. While nobody does it goes as fast as it can.
-#[derive(Debug, Default)]
-struct Pace {
-    /// Pushes that were seen.
-    pushes: Option<u64>,
-    /// Whether there were some since the last rest.
-    trained: bool,
-    /// What the thread had worked at the last rest.
-    rested_at: Duration,
-}
-
-impl Pace {
-    fn saw(&mut self, pushes: u64) {
-        self.trained |= self.pushes.replace(pushes).is_some_and(|before| before != pushes);
-    }
-
-    fn rest(&mut self) {
-        if std::mem::take(&mut self.trained) {
-            let work = processor_time().saturating_sub(self.rested_at);
-            thread::sleep(work.min(WORK_MAX) * REST);
-            self.rested_at = processor_time();
-        }
-    }
-}
-
-/// Processor time of the calling thread, without what it waits for disks; zero where the system does not tell.
-fn processor_time() -> Duration {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
-    let nanoseconds = told.split_whitespace().next().and_then(|first| first.parse().ok());
-    Duration::from_nanos(nanoseconds.unwrap_or(0))
 }

@@ -53,7 +53,7 @@ impl World {
     /// Three servers are wanted of two, and the third has said that it is there.
     fn growing(extra: &[(&'static str, &'static str)]) -> World {
         let mut world = World::training(extra, 8);
-        assert_eq!(world.ask(|t| Event::ScaleServers(t, 3)), Some(Answer::Noted));
+        assert_eq!(world.ask(|t| Event::Scale(t, servers(3))), Some(Answer::Noted));
         world.ready(2, &[]);
         world.tick(10);
         world
@@ -66,6 +66,10 @@ impl World {
         assert_eq!(world.copied(2, command, ""), copied_reply::What::Take(true));
         (world, command)
     }
+}
+
+fn servers(servers: u32) -> ScaleRequest {
+    ScaleRequest { workers: None, servers: Some(servers) }
 }
 
 fn at(address: &str, incarnation: u64) -> (String, u64) {
@@ -105,7 +109,7 @@ fn a_new_server_takes_its_share_over_and_what_was_acknowledged_holds() {
 #[test]
 fn servers_that_are_too_many_give_what_they_have_and_leave() {
     let mut world = World::training(&[], 8);
-    assert_eq!(world.ask(|t| Event::ScaleServers(t, 1)), Some(Answer::Noted));
+    assert_eq!(world.ask(|t| Event::Scale(t, servers(1))), Some(Answer::Noted));
     world.tick(10);
     let (command, order) = world.ordered(0).unwrap();
     assert_eq!(
@@ -121,8 +125,11 @@ fn servers_that_are_too_many_give_what_they_have_and_leave() {
     while world.train_one(0) {}
     assert_eq!(world.job.phase(), Phase::Saving);
     world.job.tick(world.now, &mut Vec::new());
+    let both = ScaleRequest { workers: Some(Wanted::Fixed(4)), servers: Some(9) };
+    assert!(matches!(world.ask(|t| Event::Scale(t, both)), Some(Answer::Refused(_))));
+    assert_eq!(world.job.fleet.workers_wanted(), 2, "both are met, or none");
     for impossible in [0, 5] {
-        let refused = world.ask(|t| Event::ScaleServers(t, impossible));
+        let refused = world.ask(|t| Event::Scale(t, servers(impossible)));
         assert!(matches!(refused, Some(Answer::Refused(_))), "{refused:?}");
     }
 }
@@ -326,4 +333,23 @@ fn where_all_go_back_to_one_step_a_move_is_forgotten() {
     world.kill(Role::Server, 1);
     assert!(world.job.moving.is_none());
     assert_eq!(world.incarnations(), [2, 2, 2, 2]);
+}
+
+#[test]
+fn a_new_server_gets_all_of_its_share_and_not_its_first_partition_alone() {
+    let mut world = World::training(&[("servers.partitions", "9")], 8);
+    assert_eq!(world.ask(|t| Event::Scale(t, servers(3))), Some(Answer::Noted));
+    world.ready(2, &[]);
+    let mut moved = Vec::new();
+    for _ in 0..3 {
+        world.tick(10);
+        let Some((command, order)) = world.ordered(2) else { break };
+        world.copied(2, command, "");
+        moved.extend(order.partitions.iter().map(|a| (a.partition, a.incarnation)));
+        world.ready(2, &moved);
+    }
+    let of = |server: u32| world.job.places.iter().filter(|place| place.server == server).count();
+    assert_eq!([of(0), of(1), of(2)], [3, 3, 3]);
+    world.tick(10);
+    assert!(!world.job.spreading && world.job.moving.is_none());
 }

@@ -117,17 +117,17 @@ fn an_automatic_job_never_asks_for_more_than_max_nor_fewer_than_min() {
 fn a_number_that_somebody_asks_for_stays_and_auto_lets_the_master_find_out_again() {
     let mut world = World::training(&AUTO, SHARDS);
     world.work(10, all_of_use);
-    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Fixed(3))), Some(Answer::Noted));
+    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Fixed(3).into())), Some(Answer::Noted));
     let fixed = "somebody asked for so many, and no others are tried from now on";
     let last = *world.scaled().last().unwrap();
     assert_eq!((last.1, last.2, last.3), (3, false, fixed));
     assert_eq!(world.work(60, all_of_use), [3]);
     assert_eq!(world.why(), None);
-    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Auto)), Some(Answer::Noted));
+    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Auto.into())), Some(Answer::Noted));
     assert_eq!(*world.scaled().last().unwrap(), (3, 3, true, "somebody asked for as many as are of use"));
     assert_eq!(world.work(30, all_of_use), [3, 6, 8, 6, 8], "both sides with the same care");
-    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Fixed(1))), Some(Answer::Noted));
-    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Fixed(1))), Some(Answer::Noted));
+    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Fixed(1).into())), Some(Answer::Noted));
+    assert_eq!(world.ask(|t| Event::Scale(t, Wanted::Fixed(1).into())), Some(Answer::Noted));
     assert_eq!(*world.scaled().last().unwrap(), (1, 1, false, "somebody asked for so many"));
 }
 
@@ -135,7 +135,7 @@ fn a_number_that_somebody_asks_for_stays_and_auto_lets_the_master_find_out_again
 fn a_job_with_a_given_number_stays_at_it_until_somebody_asks_for_auto() {
     let mut world = World::training(&[], SHARDS);
     assert_eq!((world.work(60, all_of_use), world.why()), (vec![2], None));
-    world.ask(|t| Event::Scale(t, Wanted::Auto));
+    world.ask(|t| Event::Scale(t, Wanted::Auto.into()));
     assert_eq!(world.work(30, all_of_use), [2, 4]);
 }
 
@@ -147,11 +147,11 @@ fn the_next_master_goes_on_with_the_number_that_was_found_or_asked_for() {
     let mut world = world.master_dies();
     world.tick(50);
     assert_eq!((world.workers().len(), world.why()), (8, Some("measures how fast they are".into())));
-    world.ask(|t| Event::Scale(t, Wanted::Fixed(5)));
+    world.ask(|t| Event::Scale(t, Wanted::Fixed(5).into()));
     let mut world = world.master_dies();
     world.tick(50);
     assert_eq!((world.workers().len(), world.why()), (5, None));
-    world.ask(|t| Event::Scale(t, Wanted::Auto));
+    world.ask(|t| Event::Scale(t, Wanted::Auto.into()));
     let world = world.master_dies();
     assert!(world.why().is_some());
 }

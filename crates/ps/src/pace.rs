@@ -1,0 +1,85 @@
+//! How work in the background gives way to whoever trains. While nobody does it goes as fast as it can.
+
+#![expect(clippy::disallowed_methods, reason = "an edge: it reads clocks and rests")]
+
+use std::sync::LazyLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Work that is rested from at once, at most.
+const WORK_MAX: Duration = Duration::from_millis(20);
+
+/// The pace of one thread.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    /// It rests so many times as long as it has worked.
+    rest: u32,
+    /// What its work is measured by.
+    clock: fn() -> Duration,
+    /// Pushes that were seen.
+    pushes: Option<u64>,
+    /// Whether there were some since the last rest.
+    trained: bool,
+    rested_at: Duration,
+}
+
+impl Pace {
+    /// One that has just rested.
+    pub(crate) fn new(rest: u32, clock: fn() -> Duration) -> Self {
+        Pace { rest, clock, pushes: None, trained: false, rested_at: clock() }
+    }
+
+    /// So many pushes were applied by now, counted from any number.
+    pub(crate) fn saw(&mut self, pushes: u64) {
+        self.trained |= self.pushes.replace(pushes).is_some_and(|before| before != pushes);
+    }
+
+    /// Rests where somebody has trained since the last time.
+    pub(crate) fn rest(&mut self) {
+        if std::mem::take(&mut self.trained) {
+            let work = (self.clock)().saturating_sub(self.rested_at);
+            thread::sleep(work.min(WORK_MAX) * self.rest);
+            self.rested_at = (self.clock)();
+        }
+    }
+}
+
+/// Processor time of the calling thread, without what it waits for disks; zero where the system does not tell.
+pub(crate) fn of_this_thread() -> Duration {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanoseconds = told.split_whitespace().next().and_then(|first| first.parse().ok());
+    Duration::from_nanos(nanoseconds.unwrap_or(0))
+}
+
+/// Time as it passes for everybody.
+pub(crate) fn of_the_clock() -> Duration {
+    static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    BEGAN.elapsed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each look at the clock is a second of work.
+    fn busy() -> Duration {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static LOOKS: AtomicU64 = AtomicU64::new(0);
+        Duration::from_secs(LOOKS.fetch_add(1, Ordering::Relaxed))
+    }
+
+    #[test]
+    fn it_rests_only_while_somebody_trains() {
+        let mut pace = Pace::new(1, busy);
+        let rests = |pace: &mut Pace, pushes: u64| {
+            let began = Instant::now();
+            pace.saw(pushes);
+            pace.rest();
+            began.elapsed() >= WORK_MAX
+        };
+        assert!(!rests(&mut pace, 7), "nothing to compare with");
+        assert!(!rests(&mut pace, 7));
+        assert!(rests(&mut pace, 8));
+        assert!(!rests(&mut pace, 8));
+    }
+}
