@@ -253,8 +253,9 @@ fn story(told: &Event) -> Option<Story> {
     let failed = told.fields.get("outcome").and_then(|v| v.as_str()) == Some("failed");
     let warning = match told.event.as_str() {
         "running" | "member_joined" | "restarting" | "given_back" | "started" | "training"
-        | "worker_joined" | "server_ready" | "scaled" | "servers_scaled" | "moved" | "allowed"
-        | "checkpoint" | "replayed" | "evaluated" | "exported" | "stopping" | "pending" => false,
+        | "worker_joined" | "server_ready" | "scaled" | "servers_scaled" | "moved" | "backed_up"
+        | "promoted" | "allowed" | "checkpoint" | "replayed" | "evaluated" | "exported" | "stopping"
+        | "pending" => false,
         "worker_exited" | "server_exited" | "member_exited" => !asked,
         "member_ended" => told.fields.get("code").and_then(|v| v.as_i64()) != Some(0),
         "replay" | "silent" | "lease_expired" | "quarantined" | "warning" => true,

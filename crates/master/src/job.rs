@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use elasticdl_spec::{LeaseId, Plan, Purpose, Shard, TaskId, placement};
 use elasticdl_wire::control::{
-    BeatReply, CheckpointWrittenRequest, CopiedReply, CopiedRequest, JoinReply, LeaseReply, ReadyRequest,
-    ReportRequest, Role, TopologyReply,
+    AloneReply, AloneRequest, Assignment, BeatReply, CheckpointWrittenRequest, CopiedReply, CopiedRequest,
+    JoinReply, LeaseReply, ReadyRequest, ReportRequest, Role, TopologyReply,
 };
 use serde_json::{Map, Value};
 
@@ -18,11 +18,12 @@ use crate::checkpoint::{Coordinator, Manifest};
 use crate::config::{Best, Exit, Process, Waits};
 use crate::evaluation::Evaluation;
 use crate::fleet::{self, Fleet};
-use crate::ledger::{Book, Entry, MemberRole, Quarantined, ShardNote};
+use crate::ledger::{Book, Entry, MemberRole, Quarantined, ShardNote, process_name};
 use crate::status::{Phase, ScaleRequest, Status, StopRequest};
 use crate::tasks::{Order, Tasks};
 use crate::useful::Useful;
 
+mod backups;
 mod members;
 mod moves;
 mod phases;
@@ -78,6 +79,8 @@ pub enum Event {
     Written(Ticket, Caller, CheckpointWrittenRequest),
     /// A server has copied partitions that it is to have, or failed to.
     Copied(Ticket, Caller, CopiedRequest),
+    /// A server has lost the backup of a partition.
+    Alone(Ticket, Caller, AloneRequest),
     /// A manifest is durable, or could not be written.
     Committed(u64, Result<Box<Manifest>, String>),
     /// The export has ended.
@@ -143,6 +146,8 @@ pub enum Answer {
     Lease(LeaseReply),
     /// To [`Event::Copied`].
     Copied(CopiedReply),
+    /// To [`Event::Alone`].
+    Alone(AloneReply),
     /// To [`Event::Reported`]: whether the lease is still held.
     Report(bool),
     /// To whatever needs no more than that.
@@ -160,6 +165,8 @@ struct Place {
     since: u64,
     /// Set while its server serves it.
     address: Option<String>,
+    /// The server with a backup of this life of it, which lacks nothing.
+    backup: Option<u32>,
 }
 
 /// What is known of a process beside its state in the fleet.
@@ -211,6 +218,10 @@ pub struct Job {
     places: Vec<Place>,
     /// Partitions on their way to another server.
     moving: Option<moves::Moving>,
+    /// Backups that are to take the place of partitions, by their server.
+    promotions: BTreeMap<u32, backups::Promotion>,
+    /// Backups that are of no use, by their server.
+    stale_backups: BTreeMap<u32, Vec<Assignment>>,
     /// No other move before this.
     moves_not_before: Duration,
     loads: moves::Loads,
@@ -328,6 +339,8 @@ impl Job {
             last_cut: None,
             places: places(&book, job.servers.partitions, servers_wanted),
             moving: None,
+            promotions: BTreeMap::new(),
+            stale_backups: BTreeMap::new(),
             moves_not_before: Duration::ZERO,
             loads: moves::Loads::default(),
             servers_wanted,
@@ -385,6 +398,7 @@ impl Job {
             Event::Reported(ticket, caller, report) => self.report(now, ticket, caller, *report, effects),
             Event::Written(ticket, caller, written) => self.written(now, ticket, caller, written, effects),
             Event::Copied(ticket, caller, copied) => self.copied(now, ticket, caller, &copied, effects),
+            Event::Alone(ticket, caller, asked) => self.alone(ticket, caller, &asked, effects),
             Event::Committed(id, outcome) => self.commit_over(now, id, outcome, effects),
             Event::Exported(outcome) => self.exported(now, outcome, effects),
             Event::Launched(role, id, outcome) => self.launched(now, role, id, outcome, effects),
@@ -421,7 +435,14 @@ fn places(book: &Book, partitions: u32, servers: u32) -> Vec<Place> {
     let place = |p| {
         let dealt = placement::server_of_partition(elasticdl_spec::PartitionId(p), servers).0;
         let server = book.servers.get(&p).copied().filter(|_| running).unwrap_or(dealt);
-        Place { server, incarnation: book.incarnation(p), since: book.since(p), address: None }
+        let runs = |id: &u32| book.processes.contains_key(&process_name(MemberRole::Server, *id));
+        Place {
+            server,
+            incarnation: book.incarnation(p),
+            since: book.since(p),
+            address: None,
+            backup: book.backups.get(&p).copied().filter(runs),
+        }
     };
     (0..partitions).map(place).collect()
 }

@@ -92,6 +92,18 @@ pub enum Entry {
         /// The server that has them now.
         server: u32,
     },
+    /// A server has a backup of a partition's present life, and lacks nothing of it.
+    Backed {
+        /// The partition.
+        partition: u32,
+        /// The server.
+        server: u32,
+    },
+    /// Partitions have no backup any more.
+    Alone {
+        /// The partitions.
+        partitions: Vec<u32>,
+    },
     /// That server serves them.
     Arrived {
         /// The partitions.
@@ -166,6 +178,8 @@ impl Entry {
                 | Entry::Reborn { .. }
                 | Entry::Placed { .. }
                 | Entry::Moved { .. }
+                | Entry::Backed { .. }
+                | Entry::Alone { .. }
                 | Entry::Cut { .. }
                 | Entry::Committed { .. }
                 | Entry::Quarantined(_)
@@ -324,6 +338,9 @@ pub struct Book {
     /// Partitions that were given to a server which has not been heard to serve them.
     #[serde(default)]
     pub arriving: BTreeSet<u32>,
+    /// By partition: the server with a backup of it.
+    #[serde(default)]
+    pub backups: BTreeMap<u32, u32>,
     /// No lease below this one counts.
     pub floor: Option<LeaseId>,
     /// What was started and has not been seen to exit, by name: "worker-3", "ps-0".
@@ -378,6 +395,8 @@ impl Book {
             Entry::Reborn { partitions, floor } => self.reborn(partitions, *floor),
             Entry::Placed { servers } => self.servers = (0..).zip(servers.iter().copied()).collect(),
             Entry::Moved { partitions, server } => self.moved(partitions, *server),
+            Entry::Backed { partition, server } => drop(self.backups.insert(*partition, *server)),
+            Entry::Alone { partitions } => self.backups.retain(|p, _| !partitions.contains(p)),
             Entry::Arrived { partitions } => self.arriving.retain(|p| !partitions.contains(p)),
             Entry::Cut { checkpoint } => self.cut = self.cut.max(*checkpoint),
             Entry::Committed { checkpoint, covered } => {
@@ -388,6 +407,9 @@ impl Book {
             Entry::Started { role, id, process } => {
                 if *role == MemberRole::Worker {
                     self.worker_next = self.worker_next.max(id + 1);
+                } else {
+                    // It begins with nothing.
+                    self.backups.retain(|_, server| server != id);
                 }
                 let running = Running { role: *role, id: *id, process: *process, address: None };
                 self.processes.insert(process_name(*role, *id), running);
@@ -416,6 +438,7 @@ impl Book {
         for (partition, _) in partitions {
             self.since.remove(partition);
             self.arriving.remove(partition);
+            self.backups.remove(partition);
             // Its server, if it still runs, does not have this life of it yet.
             let server = self.servers.get(partition).map(|id| process_name(MemberRole::Server, *id));
             if let Some(server) = server.and_then(|name| self.processes.get_mut(&name)) {
@@ -446,6 +469,7 @@ impl Book {
             self.incarnations.insert(*partition, *incarnation);
             self.servers.insert(*partition, server);
             self.arriving.insert(*partition);
+            self.backups.remove(partition);
         }
     }
 
@@ -465,7 +489,7 @@ impl Book {
     }
 }
 
-fn process_name(role: MemberRole, id: u32) -> String {
+pub(crate) fn process_name(role: MemberRole, id: u32) -> String {
     match role {
         MemberRole::Worker => format!("worker-{id}"),
         MemberRole::Server => format!("ps-{id}"),

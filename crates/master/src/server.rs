@@ -6,9 +6,9 @@ use elasticdl_spec::LeaseId;
 use elasticdl_wire::Token;
 use elasticdl_wire::control::master_server::{Master, MasterServer};
 use elasticdl_wire::control::{
-    BeatReply, BeatRequest, CheckpointWrittenReply, CheckpointWrittenRequest, CopiedReply, CopiedRequest,
-    JoinReply, JoinRequest, LeaseReply, LeaseRequest, Member, ReadyReply, ReadyRequest, ReportReply,
-    ReportRequest, TopologyReply, TopologyRequest,
+    AloneReply, AloneRequest, BeatReply, BeatRequest, CheckpointWrittenReply, CheckpointWrittenRequest,
+    CopiedReply, CopiedRequest, JoinReply, JoinRequest, LeaseReply, LeaseRequest, Member, ReadyReply,
+    ReadyRequest, ReportReply, ReportRequest, TopologyReply, TopologyRequest,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -158,6 +158,15 @@ impl Master for Shared {
         let caller = caller(request.member.as_ref())?;
         match self.ask(move |ticket| Event::Copied(ticket, caller, request)).await? {
             Answer::Copied(reply) => Ok(tonic::Response::new(reply)),
+            other => mismatch(&other),
+        }
+    }
+
+    async fn alone(&self, request: tonic::Request<AloneRequest>) -> Reply<AloneReply> {
+        let request = request.into_inner();
+        let caller = caller(request.member.as_ref())?;
+        match self.ask(move |ticket| Event::Alone(ticket, caller, request)).await? {
+            Answer::Alone(reply) => Ok(tonic::Response::new(reply)),
             other => mismatch(&other),
         }
     }

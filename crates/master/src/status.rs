@@ -93,6 +93,9 @@ pub struct Status {
     /// Partitions on their way from one server to another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moving: Option<MovingStatus>,
+    /// How many partitions have a backup, where the job wants some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backups: Option<BackupsStatus>,
     /// The last committed checkpoint.
     pub checkpoint: Option<u64>,
     /// Which master leads the job.
@@ -110,6 +113,15 @@ pub struct Status {
     /// What runs in place of training; its members are the `workers`, and there are no records.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<ProgramStatus>,
+}
+
+/// How many partitions have a backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BackupsStatus {
+    /// So many have one.
+    pub there: u32,
+    /// So many should.
+    pub wanted: u32,
 }
 
 /// Partitions on their way.
@@ -196,7 +208,7 @@ pub struct Process {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// What: started, indexed, training, leasing, progress, evaluated, checkpoint, scaled, allowed,
-    /// worker_started, worker_joined, worker_exited, server_started, server_ready, server_exited, servers_scaled, moving,
+    /// worker_started, worker_joined, worker_exited, server_started, server_ready, server_exited, servers_scaled, backed_up, promoted, moving,
     /// moved, pending, silent, replay, replayed, task_goes_on, lease_expired, quarantined, warning, stopping, exported, finished. Of a person's own program:
     /// started, member_started, member_joined, member_exited, member_ended, pending, given_back, running, restarting,
     /// silent, stopping, finished.

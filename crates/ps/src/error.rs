@@ -93,6 +93,12 @@ pub enum Error {
         /// The partition.
         partition: PartitionId,
     },
+    /// A partition's backup is lost, and the master does not say that it may go on without.
+    #[error("{partition} has lost its backup, and the master has not let it go on alone")]
+    NoLeave {
+        /// The partition.
+        partition: PartitionId,
+    },
     /// A partition is not here any more, or in another life, while its checkpoint is being written.
     #[error("{partition} was let go of, or has begun another life, while its checkpoint was written")]
     CutLost {
@@ -135,7 +141,7 @@ impl Error {
             | Error::Torn { .. }
             | Error::Panicked(_) => Kind::Bug,
             Error::Wire(e) => e.kind(),
-            Error::Orphaned { .. } | Error::CutLost { .. } => Kind::Retry,
+            Error::Orphaned { .. } | Error::CutLost { .. } | Error::NoLeave { .. } => Kind::Retry,
         }
     }
 

@@ -14,14 +14,17 @@
 //!   threads that wait for it.
 //! - [`checkpoint`]: a partition's files.
 //! - [`partitions`], [`requests`]: many partitions behind locks; frames to answers.
+//! - [`feed`], [`backups`]: what goes from a partition to its backup at another server, and what such a server has.
 //! - [`server`], [`mod@run`], [`moving`]: the edges, a socket for workers, a client of the master and one of other
-//!   servers. Only these, the gatekeeper, those that write a checkpoint's files (`partitions/checkpoint.rs`) and
+//!   servers. Only these, feed and backups, the gatekeeper, those that write a checkpoint's files (`partitions/checkpoint.rs`) and
 //!   `pace.rs`, by which they give way, read clocks, wait or start threads.
 
 pub mod audit;
+pub mod backups;
 pub mod checkpoint;
 pub mod closed;
 pub mod error;
+pub mod feed;
 pub mod gate;
 pub mod gatekeeper;
 pub mod marks;

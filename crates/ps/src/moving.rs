@@ -14,6 +14,7 @@ use elasticdl_spec::PartitionId;
 use elasticdl_wire as wire;
 use elasticdl_wire::connection::{Caller, Connection};
 use elasticdl_wire::failpoint;
+use elasticdl_wire::frame::Frame;
 use elasticdl_wire::ps::{self, kind};
 use tracing::info;
 
@@ -23,6 +24,7 @@ use crate::pace::{Pace, of_the_clock};
 use crate::partition::Partition;
 use crate::partition::copy::Copied;
 use crate::requests::copy::{Handed, Kept, Left, take_copied, take_handed};
+use crate::requests::follow::{Followed, take_followed};
 
 /// Rows asked for at once: a few milliseconds of the other server's time.
 const ROWS: usize = 1 << 13;
@@ -32,8 +34,8 @@ const FEW: u64 = 1 << 11;
 /// they travel.
 const ROUNDS_MAX: u32 = 20;
 /// How long an answer is waited for, and partitions that cannot be handed over at the moment are asked for.
-const PATIENCE: Duration = Duration::from_secs(20);
-const PAUSE: Duration = Duration::from_millis(2);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PAUSE: Duration = Duration::from_millis(2);
 /// While somebody trains, copying all rows rests so many times as long as it takes: it is done in some seconds all the
 /// same, and others have most of the processor, the memory and the network. What changes meanwhile is then copied without a rest:
 /// the longer that takes, the more there is to copy again.
@@ -118,7 +120,7 @@ fn point(name: &str) -> Result<()> {
 }
 
 /// Copies until few rows of all of them are left, or as few as can be: while one is copied the others change.
-fn catch_up(copies: &mut [Copy], peer: &mut Peer<'_>) -> Result<()> {
+pub(crate) fn catch_up(copies: &mut [Copy], peer: &mut Peer<'_>) -> Result<()> {
     let mut before = u64::MAX;
     for _ in 0..ROUNDS_MAX {
         let mut most = 0;
@@ -134,7 +136,7 @@ fn catch_up(copies: &mut [Copy], peer: &mut Peer<'_>) -> Result<()> {
 }
 
 /// A partition on its way here.
-struct Copy {
+pub(crate) struct Copy {
     partition: Partition,
     /// What it is at the other server.
     part: (PartitionId, u64),
@@ -143,8 +145,13 @@ struct Copy {
 }
 
 impl Copy {
-    fn new(partition: Partition, part: (PartitionId, u64)) -> Self {
+    pub(crate) fn new(partition: Partition, part: (PartitionId, u64)) -> Self {
         Copy { partition, part, begun: false, pace: Pace::new(REST, of_the_clock) }
+    }
+
+    /// What was copied.
+    pub(crate) fn into_partition(self) -> Partition {
+        self.partition
     }
 
     /// Copies as many rows as were left when it began, and tells how many are left now.
@@ -183,14 +190,14 @@ impl Copy {
 }
 
 /// The connection to the server that has the partitions.
-struct Peer<'a> {
+pub(crate) struct Peer<'a> {
     connection: Connection,
     request: u64,
     cancelled: &'a AtomicBool,
 }
 
 impl<'a> Peer<'a> {
-    fn open(address: &str, caller: &Caller, cancelled: &'a AtomicBool) -> Result<Self> {
+    pub(crate) fn open(address: &str, caller: &Caller, cancelled: &'a AtomicBool) -> Result<Self> {
         let connection = Connection::open(address, caller, &mut waits(cancelled))?;
         Ok(Peer { connection, request: 0, cancelled })
     }
@@ -226,6 +233,24 @@ impl<'a> Peer<'a> {
                 }
             }
         }
+    }
+
+    /// Asks for all that is lacking of a partition that is copied, and to be told from then on what is done.
+    pub(crate) fn follow(&mut self, part: (PartitionId, u64), model: &Model) -> Result<Followed> {
+        self.request += 1;
+        ps::follow(&mut self.connection.out, self.request, part);
+        self.send()?;
+        self.receive(kind::FOLLOWED)?;
+        Ok(take_followed(self.connection.answer.payload(), model, part.0)?)
+    }
+
+    /// Asks what was done to a partition that is followed, after so much of it. `None`: it is followed no more.
+    pub(crate) fn next(&mut self, done: u64) -> Result<Option<Vec<Frame>>> {
+        self.request += 1;
+        ps::next(&mut self.connection.out, self.request, done);
+        self.send()?;
+        self.receive(kind::DID)?;
+        Ok(ps::take_did(self.connection.answer.payload())?)
     }
 
     fn send(&mut self) -> Result<()> {

@@ -10,11 +10,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use elasticdl_spec::{PartitionId, TaskId};
+use elasticdl_wire::frame::Frame;
+use elasticdl_wire::ps::{self, kind};
 use serde::Serialize;
+use tokio::sync::Notify;
 
 use crate::checkpoint::Sum;
 use crate::closed::Closed;
 use crate::error::{Error, Result};
+use crate::feed::{Feed, Stuck};
 use crate::gatekeeper::Gatekeeper;
 use crate::model::Model;
 use crate::partition::Partition;
@@ -25,11 +29,21 @@ use crate::table::Table;
 #[derive(Debug)]
 pub struct Partitions {
     model: Arc<Model>,
-    held: RwLock<BTreeMap<PartitionId, Arc<Mutex<Partition>>>>,
+    held: RwLock<BTreeMap<PartitionId, Arc<Mutex<Held>>>>,
+    /// Backups that do not answer, until the master has said what is to become of them.
+    lost: Mutex<Vec<Arc<Feed>>>,
+    news_of_lost: Notify,
     /// Admits batches, where the job has that and partition 0 is here.
     gatekeeper: Option<Gatekeeper>,
     pulls: AtomicU64,
     pushes: AtomicU64,
+}
+
+/// A partition, and what goes to its backup.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub partition: Partition,
+    pub feed: Option<Arc<Feed>>,
 }
 
 /// What a server tells of itself.
@@ -53,6 +67,10 @@ pub struct Gauges {
     pub pushes: u64,
     /// By partition: floats that were read or changed in its present life.
     pub loads: BTreeMap<u32, u64>,
+    /// By partition: which life of it this server has a backup of.
+    pub backs: BTreeMap<u32, u64>,
+    /// Bytes of those.
+    pub backup_bytes: u64,
 }
 
 /// A partition's file as it is on disk.
@@ -75,7 +93,8 @@ impl Partitions {
     pub fn new(model: Arc<Model>) -> Self {
         let (pulls, pushes) = (AtomicU64::new(0), AtomicU64::new(0));
         let gatekeeper = model.policy.map(|policy| Gatekeeper::new(policy, model.permit_timeout));
-        Partitions { model, held: RwLock::default(), gatekeeper, pulls, pushes }
+        let (held, lost, news_of_lost) = (RwLock::default(), Mutex::default(), Notify::new());
+        Partitions { model, held, lost, news_of_lost, gatekeeper, pulls, pushes }
     }
 
     /// The model.
@@ -92,7 +111,20 @@ impl Partitions {
     pub fn open(&self, partition: Partition) {
         assert_eq!(**partition.model(), *self.model, "a server holds one model");
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
-        held.insert(partition.id(), Arc::new(Mutex::new(partition)));
+        held.insert(partition.id(), Arc::new(Mutex::new(Held { partition, feed: None })));
+    }
+
+    /// Gives up a partition. `None`: it is not here, or not fit for use.
+    pub fn take(&self, id: PartitionId) -> Option<Partition> {
+        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner).remove(&id)?;
+        // Whoever still looks at it is done in a moment, and nobody else finds it.
+        loop {
+            match Arc::try_unwrap(held) {
+                Ok(one) => return Some(one.into_inner().ok()?.partition),
+                Err(again) => held = again,
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// Lets go of this life of a partition: another server has it.
@@ -115,12 +147,59 @@ impl Partitions {
 
     /// Works on one partition with its lock held. `None`: it is not here, or not fit for use.
     pub fn with<T>(&self, id: PartitionId, work: impl FnOnce(&mut Partition) -> T) -> Option<T> {
+        self.with_held(id, |held| work(&mut held.partition))
+    }
+
+    /// The same, with what goes to its backup.
+    pub(crate) fn with_held<T>(&self, id: PartitionId, work: impl FnOnce(&mut Held) -> T) -> Option<T> {
         let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
-        let partition = Arc::clone(held.get(&id)?);
+        let one = Arc::clone(held.get(&id)?);
         drop(held);
         // A poisoned lock means half a push: nobody may see those rows. `gauges` tells the owner.
-        let mut partition = partition.lock().ok()?;
-        Some(work(&mut partition))
+        let mut one = one.lock().ok()?;
+        Some(work(&mut one))
+    }
+
+    /// A backup does not answer: the master is to hear of it.
+    pub(crate) fn backup_lost(&self, feed: &Arc<Feed>) {
+        if feed.lose() {
+            self.lost.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(feed));
+            self.news_of_lost.notify_one();
+        }
+    }
+
+    /// Waits for a backup that does not answer.
+    pub(crate) async fn next_lost(&self) -> Arc<Feed> {
+        loop {
+            let lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner).first().cloned();
+            match lost {
+                Some(feed) => return feed,
+                None => self.news_of_lost.notified().await,
+            }
+        }
+    }
+
+    /// The master's word on a backup that was lost: the partition goes on alone, or, where it is another server's now, not
+    /// at all.
+    pub(crate) fn lost_settled(&self, feed: &Arc<Feed>, alone: bool) {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner).retain(|lost| !Arc::ptr_eq(lost, feed));
+        if alone {
+            self.with_held(feed.partition, |held| {
+                held.feed.take_if(|current| Arc::ptr_eq(current, feed));
+            });
+            feed.go_alone();
+        }
+    }
+
+    /// Waits until the backup has done what has this number.
+    pub(crate) fn wait_for_backup(&self, feed: &Arc<Feed>, number: u64) -> Result<()> {
+        loop {
+            match feed.wait(number) {
+                Ok(()) => return Ok(()),
+                Err(Stuck::Backup) => self.backup_lost(feed),
+                Err(Stuck::Master) => return Err(Error::NoLeave { partition: feed.partition }),
+            }
+        }
     }
 
     /// The partitions held, with their incarnations.
@@ -131,12 +210,14 @@ impl Partitions {
 
     /// Closes tasks in every partition: committed checkpoints cover them.
     pub fn close(&self, covered: &Closed) {
-        self.each(|p| p.close_all(covered));
+        let json = serde_json::to_vec(covered).expect("ranges are JSON");
+        let noted = |frame: &mut Frame| frame.put_bytes(&json);
+        self.each_held(|held| held.also(kind::CLOSE, |p| p.close_all(covered), noted));
     }
 
     /// No more batches come: what is gathered and not applied is applied now.
     pub fn settle(&self) {
-        self.each(Partition::settle);
+        self.each_held(|held| held.also(kind::SETTLE, Partition::settle, |_| {}));
     }
 
     /// What there is to tell.
@@ -176,7 +257,25 @@ impl Partitions {
     }
 
     fn each<T>(&self, mut work: impl FnMut(&mut Partition) -> T) -> Vec<(PartitionId, Option<T>)> {
-        self.ids().into_iter().map(|id| (id, self.with(id, &mut work))).collect()
+        self.each_held(|held| work(&mut held.partition))
+    }
+
+    fn each_held<T>(&self, mut work: impl FnMut(&mut Held) -> T) -> Vec<(PartitionId, Option<T>)> {
+        self.ids().into_iter().map(|id| (id, self.with_held(id, &mut work))).collect()
+    }
+}
+
+impl Held {
+    /// Does something to the partition that its backup is to do as well.
+    fn also(&mut self, kind: u32, work: impl FnOnce(&mut Partition), put: impl FnOnce(&mut Frame)) {
+        work(&mut self.partition);
+        if let Some(feed) = &self.feed {
+            let mut frame = Frame::default();
+            frame.begin(kind, 0);
+            ps::put_part(&mut frame, self.partition.id(), self.partition.incarnation());
+            put(&mut frame);
+            feed.add(frame);
+        }
     }
 }
 

@@ -4,9 +4,13 @@
 //! and once to do what it asks for. So nothing of a malformed frame is ever done.
 
 pub(crate) mod copy;
+pub(crate) mod follow;
+
+use std::sync::Arc;
 
 use elasticdl_spec::{PartitionId, Precision};
 use elasticdl_wire as wire;
+use elasticdl_wire::connection::Who;
 use elasticdl_wire::failpoint;
 use elasticdl_wire::floats;
 use elasticdl_wire::frame::{Frame, Limits, Payload};
@@ -14,9 +18,10 @@ use elasticdl_wire::gate::{self, Said};
 use elasticdl_wire::ps::{self, Answer, PullMode, Status, kind};
 
 use crate::error::{Error, Result};
+use crate::feed::Feed;
 use crate::model::Model;
 use crate::partition::{Partition, Push, RowGradients};
-use crate::partitions::Partitions;
+use crate::partitions::{Held, Partitions};
 
 /// What a connection needs to answer; its buffers are used again and again.
 #[derive(Debug)]
@@ -30,6 +35,11 @@ pub struct Requests<'p> {
     copies: copy::Copies<'p>,
     /// What the gate knows this connection by; given with its first question.
     connection: Option<u64>,
+    who: Option<Who>,
+    /// What the peer has a backup of.
+    backed: Vec<Arc<Feed>>,
+    /// What backups have to do before the answer goes out.
+    due: Vec<(Arc<Feed>, u64)>,
 }
 
 /// Room for what does not travel as f32: by table, its rows or gradients.
@@ -41,7 +51,25 @@ impl<'p> Requests<'p> {
         let rounded = vec![Vec::new(); partitions.model().shape.tables.len()];
         let (answers, tables, tensors) = (Vec::new(), Vec::new(), Vec::new());
         let copies = copy::Copies::new(partitions);
-        Requests { partitions, limits, answers, tables, tensors, rounded, copies, connection: None }
+        Requests {
+            partitions,
+            limits,
+            answers,
+            tables,
+            tensors,
+            rounded,
+            copies,
+            connection: None,
+            who: None,
+            backed: Vec::new(),
+            due: Vec::new(),
+        }
+    }
+
+    /// The same for a peer that has said who it is.
+    pub fn of(mut self, who: Who) -> Self {
+        self.who = Some(who);
+        self
     }
 
     /// Does what `request` asks for and writes the answer to `reply`.
@@ -51,6 +79,12 @@ impl<'p> Requests<'p> {
     /// The request is malformed: nothing was done. Or a partition refuses its part (rows that live
     /// elsewhere, gradients that are not finite): nothing was changed there and in those after it.
     pub fn answer(&mut self, request: &Frame, reply: &mut Frame) -> Result<()> {
+        self.due.clear();
+        self.do_and_answer(request, reply)?;
+        self.wait_for_backups()
+    }
+
+    fn do_and_answer(&mut self, request: &Frame, reply: &mut Frame) -> Result<()> {
         match request.kind() {
             kind::PULL => self.pull(request, reply),
             kind::PUSH => self.push(request, reply, Partition::push),
@@ -59,6 +93,8 @@ impl<'p> Requests<'p> {
             kind::FENCE => self.fence(request, reply),
             kind::COPY => self.copy(request, reply),
             kind::HAND_OVER => self.hand_over(request, reply),
+            kind::FOLLOW => self.follow(request, reply),
+            kind::NEXT => self.next(request, reply),
             kind::GATE => self.gate(request, reply),
             kind::STEP => self.step(request, reply),
             other => Err(wire::Error::Malformed(format!("{other:#x} is no request")).into()),
@@ -120,12 +156,22 @@ impl<'p> Requests<'p> {
                 between_partitions()?;
             }
             let (id, incarnation) = take_rounded(payload, model, &mut self.rounded)?;
+            let from = payload.rest();
             let mut tables = emptied(std::mem::take(&mut self.tables));
             let mut tensors = emptied(std::mem::take(&mut self.tensors));
             let version = take_push_part(&mut payload, model, &self.rounded, &mut tables, &mut tensors)?;
             let push = Push { header, incarnation, version, tables: &tables, tensors: &tensors };
-            let answer = self.partitions.with(id, |p| land(p, &push)).unwrap_or(Ok(not_here(id)))?;
-            self.answers.push(answer);
+            let words = &from[..from.len() - payload.rest().len()];
+            let put = |frame: &mut Frame| {
+                frame.put_all(&request.payload().rest()[..ps::PUSH_HEADER_WORDS]);
+                frame.put(1);
+                frame.put_all(words);
+            };
+            let due = &mut self.due;
+            let landed = self
+                .partitions
+                .with_held(id, |held| done(held, request.kind(), due, |p| land(p, &push), put));
+            self.answers.push(landed.unwrap_or(Ok(not_here(id)))?);
             self.tables = emptied(tables);
             self.tensors = emptied(tensors);
         }
@@ -148,7 +194,10 @@ impl<'p> Requests<'p> {
                 between_partitions()?;
             }
             let (id, incarnation) = ps::take_part(&mut payload)?;
-            let committed = self.partitions.with(id, |p| p.commit(commit, incarnation));
+            let put = |frame: &mut Frame| ps::commit(frame, 0, commit, &[(id, incarnation)]);
+            let work = |p: &mut Partition| p.commit(commit, incarnation);
+            let due = &mut self.due;
+            let committed = self.partitions.with_held(id, |held| done(held, kind::COMMIT, due, work, put));
             self.answers.push(committed.unwrap_or(Ok(not_here(id)))?);
         }
         ps::answers(reply, kind::PUSHED, request.request(), &self.answers);
@@ -166,7 +215,10 @@ impl<'p> Requests<'p> {
         self.answers.clear();
         for _ in 0..parts {
             let (id, incarnation) = ps::take_part(&mut payload)?;
-            let fenced = self.partitions.with(id, |p| p.fence(task, lease, incarnation));
+            let put = |frame: &mut Frame| ps::fence(frame, 0, task, lease, &[(id, incarnation)]);
+            let work = |p: &mut Partition| p.fence(task, lease, incarnation);
+            let due = &mut self.due;
+            let fenced = self.partitions.with_held(id, |held| done(held, kind::FENCE, due, work, put));
             self.answers.push(fenced.unwrap_or(Ok(not_here(id)))?);
         }
         ps::answers(reply, kind::FENCED, request.request(), &self.answers);
@@ -188,7 +240,10 @@ impl Requests<'_> {
                 between_partitions()?;
             }
             let (id, incarnation) = ps::take_part(&mut payload)?;
-            let committed = self.partitions.with(id, |p| p.commit_step(&decision, incarnation));
+            let put = |frame: &mut Frame| gate::step(frame, 0, &decision, &[(id, incarnation)]);
+            let work = |p: &mut Partition| p.commit_step(&decision, incarnation);
+            let due = &mut self.due;
+            let committed = self.partitions.with_held(id, |held| done(held, kind::STEP, due, work, put));
             self.answers.push(committed.unwrap_or(Ok(not_here(id)))?);
         }
         ps::answers(reply, kind::PUSHED, request.request(), &self.answers);
@@ -214,13 +269,33 @@ impl Requests<'_> {
     }
 }
 
-/// A connection that ends gives back its permits.
+/// A connection that ends gives back its permits, and what it had a backup of is without.
 impl Drop for Requests<'_> {
     fn drop(&mut self) {
+        self.backed.iter().for_each(|feed| self.partitions.backup_lost(feed));
         if let (Some(keeper), Some(connection)) = (self.partitions.gatekeeper(), self.connection) {
             keeper.lost(connection);
         }
     }
+}
+
+/// Has a partition do something, and notes it for its backup. Whatever the answer says the backup must have as well,
+/// be it that the batch was applied before: so the answer waits for all that was done until now.
+fn done(
+    held: &mut Held,
+    kind: u32,
+    due: &mut Vec<(Arc<Feed>, u64)>,
+    work: impl FnOnce(&mut Partition) -> Result<Answer>,
+    put: impl FnOnce(&mut Frame),
+) -> Result<Answer> {
+    let answer = work(&mut held.partition)?;
+    if let Some(feed) = held.feed.as_ref().filter(|_| answer.status != Status::WrongIncarnation) {
+        let mut frame = Frame::default();
+        frame.begin(kind, 0);
+        put(&mut frame);
+        due.push((Arc::clone(feed), feed.add(frame)));
+    }
+    Ok(answer)
 }
 
 /// One partition has applied a batch, and the next one has not.

@@ -5,6 +5,7 @@
 
 #![expect(clippy::disallowed_methods, reason = "an edge: it keeps deadlines")]
 
+mod backups;
 mod moves;
 
 use std::future::Future;
@@ -29,6 +30,7 @@ use tokio::task::{JoinError, JoinHandle};
 use tonic::{Code, Response, Status};
 use tracing::{info, warn};
 
+use crate::backups::Backups;
 use crate::checkpoint::{self, Layer, Order, Sum};
 use crate::closed::Closed;
 use crate::error::{Error, Result};
@@ -100,12 +102,18 @@ async fn serve(config: Config) -> Result<()> {
 
 /// Tells the master that the server lives, and does what it asks for, until it says leave.
 async fn beat(link: &mut Link, partitions: &Arc<Partitions>) -> Result<()> {
-    let (mut seen, mut seen_move) = (0, 0);
+    let (mut seen, mut seen_move, mut seen_promotion) = (0, 0, 0);
     let mut checkpoint: Option<Checkpoint> = None;
     let mut moving: Option<Moving> = None;
     loop {
         let begun = Instant::now();
-        let gauges = in_background("reading gauges", partitions, Partitions::gauges).await??;
+        let backups = Arc::clone(&link.backups);
+        let gauges = in_background("reading gauges", partitions, move |partitions| {
+            let mut gauges = partitions.gauges()?;
+            backups.add_to(&mut gauges)?;
+            Ok::<_, Error>(gauges)
+        });
+        let gauges = gauges.await??;
         let request = link.beat_request(serde_json::to_string(&gauges)?, seen);
         let reply = tokio::select! {
             reply = link.persist("Beat", move |mut client, request| async move { client.beat(request).await }, request) => reply,
@@ -122,6 +130,12 @@ async fn beat(link: &mut Link, partitions: &Arc<Partitions>) -> Result<()> {
                 link.fetched(running.command, fetched, partitions).await?;
                 continue;
             }
+            feed = partitions.next_lost() => {
+                if !link.go_alone(&feed, partitions).await? {
+                    link.join_again(&mut moving, partitions).await?;
+                }
+                continue;
+            }
         };
         match reply {
             Ok(BeatReply { what: Some(What::Leave(true)), .. }) => {
@@ -133,6 +147,17 @@ async fn beat(link: &mut Link, partitions: &Arc<Partitions>) -> Result<()> {
             {
                 checkpoint = Some(Checkpoint::start(command, order, partitions));
             }
+            Ok(BeatReply { command, what: Some(What::Move(order)) })
+                if command > seen_move && order.backup =>
+            {
+                seen_move = command;
+                link.start_backup(command, order, partitions)?;
+            }
+            Ok(BeatReply { command, what: Some(What::Promote(order)) }) if command > seen_promotion => {
+                seen_promotion = command;
+                link.promote(command, order, partitions).await?;
+            }
+            Ok(BeatReply { what: Some(What::Forget(order)), .. }) => link.forget(&order),
             Ok(BeatReply { command, what: Some(What::Move(order)) }) if command > seen_move => {
                 seen_move = command;
                 // The master knows nothing of an earlier one any more.
@@ -143,13 +168,7 @@ async fn beat(link: &mut Link, partitions: &Arc<Partitions>) -> Result<()> {
             }
             Ok(_) => tokio::time::sleep(BEAT_PAUSE.saturating_sub(begun.elapsed())).await,
             Err(error) if unknown_to_master(&error) => {
-                info!("the master wants this server to join again");
-                if let Some(running) = moving.take() {
-                    running.cancel().await;
-                }
-                let joined = link.join().await?;
-                link.open(partitions, joined).await?;
-                link.ready(partitions).await?;
+                link.join_again(&mut moving, partitions).await?;
             }
             Err(error) => return Err(error),
         }
@@ -221,6 +240,8 @@ struct Link {
     orphan: Duration,
     /// How long it took to open the partitions last time.
     loading: Duration,
+    /// What this server has of partitions that others serve.
+    backups: Arc<Backups>,
 }
 
 impl Link {
@@ -240,6 +261,7 @@ impl Link {
             silent_since: None,
             orphan: FIRST_JOIN,
             loading: Duration::ZERO,
+            backups: Arc::default(),
         })
     }
 
@@ -251,6 +273,17 @@ impl Link {
         self.orphan = plan.job.limits.orphan;
         let restore_from = (!reply.restore_from.is_empty()).then(|| PathBuf::from(reply.restore_from));
         Ok(Joined { plan, assignments: reply.partitions, restore_from })
+    }
+
+    /// The master does not know this server, or wants it to hold something else.
+    async fn join_again(&mut self, moving: &mut Option<Moving>, partitions: &Arc<Partitions>) -> Result<()> {
+        info!("the master wants this server to join again");
+        if let Some(running) = moving.take() {
+            running.cancel().await;
+        }
+        let joined = self.join().await?;
+        self.open(partitions, joined).await?;
+        self.ready(partitions).await
     }
 
     /// Opens what the master has assigned and is not open yet; where that fails, tells the master why.

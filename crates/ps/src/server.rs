@@ -180,17 +180,18 @@ fn serve(tcp: TcpStream, peer: SocketAddr, shared: &Shared) -> Result<()> {
         return Err(error);
     }
     let (mut request, mut reply) = (Frame::default(), Frame::default());
-    match hello(&mut stream, &mut request, shared, until) {
-        Ok(who) => info!(%peer, %who, "connected"),
+    let who = match hello(&mut stream, &mut request, shared, until) {
+        Ok(who) => who,
         Err(error) => {
             refuse(&mut stream, &mut reply, 0, &error);
             return Err(error);
         }
-    }
+    };
+    info!(%peer, %who, "connected");
     reply.begin(kind::WELCOME, request.request());
     send(&mut stream, &mut reply)?;
 
-    let mut requests = Requests::new(&shared.partitions, shared.options.limits);
+    let mut requests = Requests::new(&shared.partitions, shared.options.limits).of(who);
     while request.read(&mut stream, shared.options.limits)? {
         if let Err(error) = requests.answer(&request, &mut reply) {
             refuse(&mut stream, &mut reply, request.request(), &error);

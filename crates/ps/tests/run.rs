@@ -46,6 +46,9 @@ struct Script {
     beats: Vec<BeatRequest>,
     written: Vec<CheckpointWrittenRequest>,
     copied: Vec<CopiedRequest>,
+    alone: Vec<AloneRequest>,
+    /// What those hear that have lost a backup; `None`: nothing yet.
+    lets_alone: Option<bool>,
     /// What is said to those that have copied partitions, one after the other.
     words: VecDeque<copied_reply::What>,
 }
@@ -175,6 +178,18 @@ impl Master for Scripted {
         let request = authorized(request)?;
         self.edit(|script| script.written.push(request));
         Ok(Response::new(CheckpointWrittenReply::default()))
+    }
+
+    async fn alone(&self, request: Request<AloneRequest>) -> Result<Response<AloneReply>, Status> {
+        let request = authorized(request)?;
+        let alone = self.edit(|script| {
+            script.alone.push(request);
+            script.lets_alone
+        });
+        match alone {
+            Some(alone) => Ok(Response::new(AloneReply { alone })),
+            None => Err(Status::unavailable("not now")),
+        }
     }
 
     async fn copied(&self, request: Request<CopiedRequest>) -> Result<Response<CopiedReply>, Status> {
@@ -596,7 +611,7 @@ async fn a_partition_moves_when_the_master_says_so() {
     let order = |command, incarnation: u64| {
         let partitions =
             vec![Assignment { partition: 0, incarnation: incarnation + 1, ..Assignment::default() }];
-        let order = Move { from: old.clone(), partitions, incarnations: vec![incarnation] };
+        let order = Move { from: old.clone(), partitions, incarnations: vec![incarnation], backup: false };
         there.edit(|s| s.orders.insert(command, What::Move(order)));
     };
     // The master has changed its mind: nothing happens.

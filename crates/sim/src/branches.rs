@@ -96,10 +96,17 @@ branches! {
     ServerReborn: "replay: partitions begin another life",
     Moved: "move: partitions are taken over by another server",
     MoveFailed: "move: partitions could not be copied",
-    MoveLost: "move: partitions were lost on their way",
+    MoveLost: "rare: partitions were lost on their way",
     MoveWaits: "move: partitions are copied, and wait for a checkpoint",
     Arriving: "move: a master died while partitions were on their way",
     HandedLater: "staged: a partition is handed over when its step is committed",
+    BackedUp: "backup: a server has one that lacks nothing",
+    BackupLost: "backup: one that does not answer is lost",
+    Alone: "backup: a partition goes on alone with the master's leave",
+    BackupDropped: "backup: one that nobody knows of is dropped",
+    Promoted: "backup: one takes the place of its partition",
+    PromotionFailed: "rare: a backup that is to take its partition's place is not there",
+    PromotionLost: "backup: its server is gone before it serves",
     Restored: "checkpoint: a partition is restored from it",
     RestoredChain: "checkpoint: a partition is restored from a chain of files",
     FileAdds: "checkpoint: a file adds to earlier ones",
@@ -138,11 +145,11 @@ impl Branches {
     }
 
     /// Those that were never met and should have been. What staged steps or a gate alone meet is looked for only
-    /// there, and of the others not all can be met by one worker.
+    /// there, of the others not all can be met by one worker, and what is rare is not looked for.
     pub fn never(&self, kind: Kind) -> Vec<&'static str> {
         let due = |text: &str| match kind {
             Kind::Usual => {
-                !["staged:", "bounded:", "steps:", "hybrid:"].iter().any(|of| text.starts_with(of))
+                !["staged:", "bounded:", "steps:", "hybrid:", "rare:"].iter().any(|of| text.starts_with(of))
             }
             Kind::Staged => text.starts_with("staged:"),
             Kind::Synchronous => text.starts_with("steps:"),

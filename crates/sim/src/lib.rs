@@ -8,10 +8,11 @@
 //! - [`world`]: the loop. [`queue`]: what happens next. [`trace`]: what happened.
 //! - [`net`], [`disk`], [`processes`]: what the edges touch.
 //! - [`master`], [`server`], [`worker`]: the edges themselves, as in the crates of these names; `pipeline`: a
-//!   worker's tasks; [`gate`]: who admits their batches.
+//!   worker's tasks; [`gate`]: who admits their batches; [`moving`], [`backing`]: partitions that servers copy.
 //! - [`checkers`]: what must hold. [`sabotage`]: how they are made to fail.
 //! - [`branches`]: what was met. [`run`]: many seeds, each twice.
 
+pub mod backing;
 pub mod branches;
 pub mod checkers;
 pub mod disk;

@@ -334,6 +334,11 @@ impl World {
             {
                 Branch::MoveLost
             }
+            (Effect::Emit("warning", facts), _)
+                if facts["message"].as_str().is_some_and(|m| m.contains("was to serve its backups")) =>
+            {
+                Branch::PromotionLost
+            }
             (Effect::Emit("scaled", facts), _) if facts["automatic"] == true => Branch::Measured,
             (Effect::Emit("quarantined", _), _) => Branch::Quarantined,
             (Effect::Emit("evaluated", _), _) => Branch::Evaluated,

@@ -11,6 +11,7 @@ use elasticdl_wire::control::{
 };
 use elasticdl_wire::ps::Status;
 
+use crate::backing::Did;
 use crate::branches::Branch;
 use crate::net::{Pid, Question};
 use crate::processes::Timer;
@@ -36,6 +37,14 @@ pub enum Said {
     Copied(Option<(Copied, usize)>),
     /// Serve them no more, and tell what is left.
     HandOver(Vec<(PartitionId, u64)>),
+    /// Tell from now on what is done.
+    Follow(PartitionId, u64),
+    /// The number of the feed, and what is lacking still. `None`: this life of the partition is not here.
+    Followed(Option<Box<(u64, Handed, Vec<Copied>)>>),
+    /// The backup has done so much.
+    Next(u64),
+    /// This was done. `None`: it is followed no more.
+    Did(Option<Vec<Did>>),
     /// What each has beside rows, or why none is handed over.
     Handed(Result<Vec<Handed>, Refusal>),
 }
@@ -66,6 +75,8 @@ pub struct Fetching {
     /// The one that is worked on.
     at: usize,
     taken: bool,
+    /// Whether it is a backup only.
+    backup: bool,
     /// Ties answers and deadlines to what was asked.
     number: u64,
 }
@@ -94,7 +105,8 @@ impl World {
             Copy { partition, id, incarnation: *incarnation, begun: false, handed: None }
         };
         let copies = order.partitions.iter().zip(&order.incarnations).map(copy).collect();
-        server.fetching = Some(Fetching { command, from, copies, at: 0, taken: false, number: 0 });
+        let backup = order.backup;
+        server.fetching = Some(Fetching { command, from, copies, at: 0, taken: false, backup, number: 0 });
         self.fetch_next(pid, server);
     }
 
@@ -110,6 +122,7 @@ impl World {
                 Said::Copy(copy.id, copy.incarnation, from_start)
             }
             None if fetching.taken => return self.taken_over(pid, server),
+            None if fetching.backup => Said::Follow(all[0].0, all[0].1),
             None => {
                 fetching.at = 0;
                 let command = fetching.command;
@@ -123,7 +136,7 @@ impl World {
     }
 
     /// Says something to another server: in order and once, or never.
-    fn say(&mut self, from: Pid, to: Pid, number: u64, said: Said) {
+    pub(crate) fn say(&mut self, from: Pid, to: Pid, number: u64, said: Said) {
         let net = self.scenario.net;
         if !self.healed && self.rng.uniform() < net.loss {
             return self.branches.count(Branch::MessageLost);
@@ -152,6 +165,12 @@ impl World {
                 let handed = hand_over(server, from, &parts);
                 self.say(pid, from, number, Said::Handed(handed));
             }
+            Said::Follow(id, incarnation) => {
+                let said = self.follow(server, from, (id, incarnation));
+                self.say(pid, from, number, said);
+            }
+            Said::Next(done) => self.next_asked(pid, server, number, done),
+            Said::Did(did) => self.did(pid, server, number, did),
             answer => self.peer_answered(pid, server, number, answer),
         }
     }
@@ -159,6 +178,18 @@ impl World {
     fn peer_answered(&mut self, pid: Pid, server: &mut Server, number: u64, answer: Said) {
         let Some(fetching) = server.fetching.as_mut().filter(|f| f.number == number) else { return };
         let (command, forgets) = (fetching.command, self.sabotage == Sabotage::LastRowsLost);
+        if let Said::Followed(Some(lacking)) = answer {
+            let (feed, handed, rows) = *lacking;
+            let from = fetching.from;
+            let mut partition = fetching.copies.remove(0).partition;
+            server.fetching = None;
+            rows.iter().for_each(|some| partition.put_rows(some).expect("rows are copied to their own"));
+            partition.take_over(handed.head, handed.tensors).expect("all rows were copied");
+            return self.followed(pid, server, from, (partition, feed), command);
+        }
+        if fetching.at >= fetching.copies.len() {
+            return self.fetch_failed(pid, server, command);
+        }
         let copy = &mut fetching.copies[fetching.at];
         match answer {
             Said::Copied(Some((copied, left))) => {
@@ -212,6 +243,16 @@ impl World {
         asked: &CopiedRequest,
         reply: CopiedReply,
     ) {
+        if let Some(backup) = &asked.backup {
+            if !matches!(reply.what, Some(What::Take(true))) {
+                let stale = |b: &&mut crate::backing::Backup| b.partition.incarnation() == backup.incarnation;
+                let id = PartitionId(backup.partition);
+                if server.backups.get_mut(&id).filter(stale).is_some() {
+                    server.backups.remove(&id);
+                }
+            }
+            return;
+        }
         let known = server.fetching.as_mut().filter(|f| f.command == asked.command && asked.error.is_empty());
         let Some(fetching) = known else { return };
         fetching.number += 1;
@@ -250,6 +291,12 @@ impl World {
     }
 }
 
+/// What a partition has beside its rows.
+pub(crate) fn handed(partition: &Partition, head: Head) -> Handed {
+    let tensors = partition.tensors().iter();
+    Handed { head, tensors: tensors.map(|t| (t.values().to_vec(), t.slots().to_vec())).collect() }
+}
+
 /// All of these, or none.
 fn hand_over(server: &mut Server, from: Pid, parts: &[(PartitionId, u64)]) -> Result<Vec<Handed>, Refusal> {
     let mut handed = Vec::new();
@@ -260,9 +307,7 @@ fn hand_over(server: &mut Server, from: Pid, parts: &[(PartitionId, u64)]) -> Re
         let refusal = if partition.is_some() { Refusal::NotNow } else { Refusal::NotHere };
         match partition.and_then(|partition| Some((partition.hand_over()?, partition))) {
             Some((head, partition)) => {
-                let tensors = partition.tensors().iter();
-                let tensors = tensors.map(|t| (t.values().to_vec(), t.slots().to_vec())).collect();
-                handed.push(Handed { head, tensors });
+                handed.push(self::handed(partition, head));
             }
             None => {
                 for (id, _) in &parts[..handed.len()] {

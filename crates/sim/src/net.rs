@@ -1,12 +1,14 @@
 //! Messages: who says what to whom, and what the network does to it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
 use elasticdl_master::job::{Answer, Caller, Event, Need, Ticket};
 use elasticdl_spec::{LeaseId, PartitionId, TaskId};
-use elasticdl_wire::control::{CheckpointWrittenRequest, CopiedRequest, ReadyRequest, ReportRequest, Role};
+use elasticdl_wire::control::{
+    AloneRequest, CheckpointWrittenRequest, CopiedRequest, ReadyRequest, ReportRequest, Role,
+};
 use elasticdl_wire::gate::{Ask, Decision, Said};
 use elasticdl_wire::ps::{self, Commit, PushHeader};
 
@@ -25,8 +27,8 @@ pub enum Question {
     Join,
     /// A server serves.
     Ready(ReadyRequest),
-    /// A sign of life.
-    Beat,
+    /// A sign of life, and by partition the life that a server has a backup of.
+    Beat(BTreeMap<u32, u64>),
     /// Where are the partitions?
     Topology,
     /// A task, please; these leases are in hand.
@@ -37,6 +39,8 @@ pub enum Question {
     Written(CheckpointWrittenRequest),
     /// Partitions are copied, or cannot be.
     Copied(CopiedRequest),
+    /// A backup is lost, to which so much went by this feed.
+    Alone(AloneRequest, u64),
 }
 
 impl Question {
@@ -45,12 +49,13 @@ impl Question {
         match self {
             Question::Join => Event::Joined(ticket, caller, address),
             Question::Ready(ready) => Event::Ready(ticket, caller, ready),
-            Question::Beat => Event::Beat(ticket, caller, serde_json::Value::Null),
+            Question::Beat(backs) => Event::Beat(ticket, caller, serde_json::json!({ "backs": backs })),
             Question::Topology => Event::TopologyAsked(ticket),
             Question::Lease(held, need) => Event::LeaseAsked(ticket, caller, held, need),
             Question::Report(report) => Event::Reported(ticket, caller, report),
             Question::Written(written) => Event::Written(ticket, caller, written),
             Question::Copied(copied) => Event::Copied(ticket, caller, copied),
+            Question::Alone(asked, _) => Event::Alone(ticket, caller, asked),
         }
     }
 
@@ -59,12 +64,13 @@ impl Question {
         match self {
             Question::Join => "join",
             Question::Ready(_) => "ready",
-            Question::Beat => "beat",
+            Question::Beat(_) => "beat",
             Question::Topology => "topology",
             Question::Lease(..) => "lease",
             Question::Report(_) => "report",
             Question::Written(_) => "written",
             Question::Copied(_) => "copied",
+            Question::Alone(..) => "alone",
         }
     }
 }
@@ -81,7 +87,7 @@ pub struct Request {
 }
 
 /// What is asked of one partition.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Part {
     /// Which partition.
     pub id: PartitionId,

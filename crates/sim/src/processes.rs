@@ -85,6 +85,8 @@ pub enum Timer {
     PeerLate(u64),
     /// A pause before another server is asked again is over.
     PeerAgain(u64),
+    /// A backup should have done something by now: by which feed, and what.
+    BackupLate(u64, u64),
 }
 
 impl World {
@@ -245,7 +247,7 @@ impl World {
             Question::Written(_) => self.with_server(pid, World::checkpoint_reported),
             Question::Copied(_) => self.with_server(pid, |_, _, server| server.fetching = None),
             question => {
-                let beat_of_server = is_server && matches!(question, Question::Beat);
+                let beat_of_server = is_server && matches!(question, Question::Beat(_));
                 let process = &mut self.processes[pid as usize];
                 let is_new = process.joining.is_none();
                 let waiting = process.joining.get_or_insert_default();

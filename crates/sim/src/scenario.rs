@@ -183,6 +183,7 @@ impl Scenario {
         job.checkpoint.every = (rng.below(8) > 0).then(|| seconds(&mut rng, 0.1, often));
         job.checkpoint.keep = 1 + rng.below(3) as u32;
         job.checkpoint.full_every = draw_full_every(seed);
+        job.servers.replicas = draw_replicas(seed, &job);
         let compute = draw_compute(&mut rng, &job, workers, &shards);
         job.limits.lease = seconds(&mut rng, 0.5, 3.0) + 3 * compute;
         if matches!(kind, Kind::Bounded | Kind::Synchronous | Kind::Hybrid) {
@@ -196,7 +197,9 @@ impl Scenario {
         // A job that was scaled down to one worker on a slow network needs some seconds for a task.
         let tasks = job.train.epochs * shards.len() as u32;
         let limit = heal + Duration::from_secs(240) + tasks * Duration::from_secs(10);
-        let faults = draw_faults(&mut rng, heal);
+        let mut faults = draw_faults(&mut rng, heal);
+        faults.extend(draw_crashes(seed, &job, heal));
+        faults.sort_by_key(|(at, _)| *at);
         let plan = Plan { job, shape: shape() };
         Scenario {
             seed,
@@ -283,6 +286,20 @@ fn draws_automatic(seed: u64) -> bool {
 fn draw_full_every(seed: u64) -> u32 {
     let mut rng = Rng::new(elasticdl_spec::mix::mix2(seed, 0xf011));
     [1, 2, 4, 8][rng.below(4) as usize]
+}
+
+/// Where partitions have backups servers crash more often.
+fn draw_crashes(seed: u64, job: &JobSpec, heal: Duration) -> Vec<(Duration, Fault)> {
+    let mut rng = Rng::new(elasticdl_spec::mix::mix2(seed, 0xc4a5));
+    let count = if job.servers.replicas > 1 { 1 + rng.below(3) } else { 0 };
+    (0..count).map(|_| (heal.mul_f64(rng.uniform() * 0.95), Fault::CrashServer)).collect()
+}
+
+/// Whether partitions have backups. Drawn apart, so that all else stays what it was.
+fn draw_replicas(seed: u64, job: &JobSpec) -> u32 {
+    let mut rng = Rng::new(elasticdl_spec::mix::mix2(seed, 0xbac2));
+    let could = job.servers.count > 1 && !job.is_staged();
+    if could && rng.below(3) == 0 { 2 } else { 1 }
 }
 
 fn draw_shards(rng: &mut Rng, job: &JobSpec, path: &str, count: u64) -> Vec<Shard> {

@@ -19,6 +19,7 @@ use elasticdl_wire::control::{
 use elasticdl_wire::gate::Decision;
 use elasticdl_wire::ps::{self, Commit, PushHeader, Status};
 
+use crate::backing::{Backup, Did, Feed, Pending};
 use crate::branches::Branch;
 use crate::moving::Fetching;
 use crate::net::{Asked, Part, Pid, Question, Request};
@@ -51,9 +52,16 @@ pub struct Server {
     checkpoint: Option<Writing>,
     /// The last move that was begun, and what is on its way here.
     seen_move: u64,
+    seen_promotion: u64,
     pub(crate) fetching: Option<Fetching>,
     /// The copies that others make, by who makes them.
     pub(crate) copies: BTreeMap<(Pid, PartitionId), u64>,
+    /// What goes to backups, by number; of each partition the number of the last.
+    pub(crate) feeds: BTreeMap<u64, Feed>,
+    pub(crate) followed: BTreeMap<PartitionId, u64>,
+    /// Answers that wait for backups.
+    pub(crate) pending: Vec<Pending>,
+    pub(crate) backups: BTreeMap<PartitionId, Backup>,
 }
 
 impl Server {
@@ -104,6 +112,7 @@ impl World {
             (Question::Ready(_), _) => self.beat_on(pid, server),
             (Question::Copied(asked), Answer::Copied(reply)) => self.copied_heard(pid, server, asked, reply),
             (Question::Written(_), _) => self.checkpoint_reported(pid, server),
+            (Question::Alone(_, feed), Answer::Alone(reply)) => self.alone_heard(server, *feed, reply.alone),
             (_, Answer::Beat(reply)) => self.server_told(pid, server, reply),
             _ => {}
         }
@@ -112,7 +121,7 @@ impl World {
     /// Gives signs of life from now on, where it does not do so already.
     pub(crate) fn beat_on(&mut self, pid: Pid, server: &mut Server) {
         if !std::mem::replace(&mut server.beats, true) {
-            self.call(pid, Question::Beat);
+            self.call(pid, Question::Beat(server.backs()));
         }
     }
 
@@ -207,6 +216,19 @@ impl World {
             {
                 self.begin_checkpoint(pid, server, reply.command, &order);
             }
+            Some(What::Promote(order)) if reply.command > server.seen_promotion => {
+                server.seen_promotion = reply.command;
+                self.promoted(pid, server, reply.command, &order);
+            }
+            Some(What::Forget(order)) => {
+                for a in order.partitions {
+                    let stale = |b: &mut Backup| b.partition.incarnation() == a.incarnation;
+                    if server.backups.get_mut(&PartitionId(a.partition)).is_some_and(stale) {
+                        self.branches.count(Branch::BackupDropped);
+                        server.backups.remove(&PartitionId(a.partition));
+                    }
+                }
+            }
             Some(What::Move(order)) if reply.command > server.seen_move && server.fetching.is_none() => {
                 server.seen_move = reply.command;
                 self.begin_fetching(pid, server, reply.command, &order);
@@ -220,9 +242,17 @@ impl World {
     fn begin_checkpoint(&mut self, pid: Pid, server: &mut Server, command: u64, order: &WriteCheckpoint) {
         let covered: Closed = serde_json::from_str(&order.covered).expect("the master sends ranges");
         server.partitions.values_mut().for_each(|p| p.close_all(&covered));
+        let lives: Vec<_> = server.partitions.values().map(|p| (p.id(), p.incarnation())).collect();
+        let covered = Rc::new(covered);
+        for (id, life) in &lives {
+            server.also(*id, *life, Did::Close(Rc::clone(&covered)));
+        }
         if order.last {
             self.branches.count(Branch::Settled);
             server.partitions.values_mut().for_each(Partition::settle);
+            for (id, life) in &lives {
+                server.also(*id, *life, Did::Settle);
+            }
         }
         let todo = server.held().iter().map(|held| PartitionId(held.partition)).collect();
         let id = order.checkpoint;
@@ -338,18 +368,24 @@ impl World {
         } else {
             request.parts.len()
         };
-        let mut answers = Vec::with_capacity(done);
+        let (mut answers, mut due) = (Vec::with_capacity(done), Vec::new());
         for part in &request.parts[..done] {
             let answer = match server.partitions.get_mut(&part.id) {
                 Some(partition) => self.ask_partition(pid, partition, &request.what, part),
                 None => ps::Answer { partition: part.id, status: Status::NotHere, mark: 0, version: 0 },
             };
+            let refused = matches!(answer.status, Status::WrongIncarnation | Status::NotHere);
+            if !refused && !matches!(request.what, Asked::Pull) {
+                let did = Did::Asked(request.what.clone(), part.clone());
+                due.extend(server.also(part.id, part.incarnation, did));
+            }
             answers.push(answer);
         }
         if cut {
-            return self.branches.count(Branch::FrameCut);
+            self.branches.count(Branch::FrameCut);
+            return self.feed_backups(pid, server);
         }
-        self.send_reply(request.from, answers);
+        self.reply_when_backed(pid, server, due, request.from, answers);
     }
 
     fn ask_partition(
@@ -532,6 +568,19 @@ struct From<'a> {
     incarnation: u64,
     version: u64,
     rows: &'a [u64],
+}
+
+/// Does what was asked, as a backup does.
+pub(crate) fn apply(partition: &mut Partition, what: &Asked, part: &Part) {
+    let from = From { incarnation: part.incarnation, version: part.version, rows: &part.rows };
+    match what {
+        Asked::Fence(task, lease) => drop(partition.fence(*task, *lease, part.incarnation)),
+        Asked::Pull => {}
+        Asked::Push(header) => drop(land(partition, *header, from, Partition::push)),
+        Asked::Stage(header) => drop(land(partition, *header, from, Partition::stage)),
+        Asked::Commit(commit) => drop(partition.commit(*commit, part.incarnation)),
+        Asked::Step(step) => drop(partition.commit_step(step, part.incarnation)),
+    }
 }
 
 fn land(

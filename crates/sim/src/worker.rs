@@ -126,7 +126,7 @@ impl World {
         match answer {
             Answer::Join(_) => {
                 if !std::mem::replace(&mut worker.joined, true) {
-                    self.call(pid, Question::Beat);
+                    self.call(pid, Question::Beat(Default::default()));
                     self.set_timer(pid, TICK, Timer::Tick);
                     self.session(pid, worker, Input::Wanted);
                 }
@@ -140,7 +140,7 @@ impl World {
                 self.session(pid, worker, input);
             }
             Answer::Report(held) => self.session(pid, worker, Input::Reported { held }),
-            Answer::Copied(_) => {}
+            Answer::Copied(_) | Answer::Alone(_) => {}
             Answer::Beat(reply) => match reply.what {
                 Some(beat_reply::What::Leave(true)) => self.drain(pid, worker, FAREWELL_MAX),
                 _ => self.set_timer(pid, BEAT_PAUSE, Timer::Beat),
@@ -171,11 +171,11 @@ impl World {
     /// Something that a worker has waited for.
     pub(crate) fn worker_timer(&mut self, pid: Pid, worker: &mut Worker, timer: Timer) {
         match timer {
-            Timer::PeerLate(_) | Timer::PeerAgain(_) => {}
+            Timer::PeerLate(_) | Timer::PeerAgain(_) | Timer::BackupLate(..) => {}
             Timer::Tick => self.worker_tick(pid, worker),
             Timer::Ask if worker.ending => self.session(pid, worker, Input::Wait(Duration::ZERO)),
             Timer::Ask => self.call(pid, Question::Lease(worker.in_hand.clone(), worker.need)),
-            Timer::Beat => self.call(pid, Question::Beat),
+            Timer::Beat => self.call(pid, Question::Beat(Default::default())),
             Timer::Computed(round) => {
                 let computing = |a: &&mut Active| a.step == Step::Compute && a.round.number == round;
                 if let Some(active) = worker.active.as_mut().filter(computing) {

@@ -335,7 +335,12 @@ impl World {
                 self.with_worker(pid, |world, pid, worker| world.worker_timer(pid, worker, timer));
             }
             Some(Body::Server(_)) => match timer {
-                Timer::Beat => self.call(pid, Question::Beat),
+                Timer::Beat => self.with_server(pid, |world, pid, server| {
+                    world.call(pid, Question::Beat(server.backs()));
+                }),
+                Timer::BackupLate(feed, due) => {
+                    self.with_server(pid, |world, pid, server| world.backup_late(pid, server, feed, due));
+                }
                 Timer::Opened => self.with_server(pid, World::opened),
                 Timer::FileWritten(id) => {
                     self.with_server(pid, |world, pid, server| world.file_written(pid, server, id));

@@ -70,6 +70,11 @@ fn rows_that_are_lost_when_a_partition_moves_are_noticed() {
 }
 
 #[test]
+fn answers_before_a_backup_has_it_are_noticed() {
+    noticed(Sabotage::BackupsUnawaited, "exact", "was applied");
+}
+
+#[test]
 fn gradients_that_are_too_stale_and_applied_are_noticed() {
     noticed_in(Kind::Bounded, Sabotage::StaleOff, "bound", "are allowed");
 }

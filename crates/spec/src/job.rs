@@ -279,6 +279,9 @@ pub struct ServersSpec {
     pub count: u32,
     /// `servers.partitions`: fixed for the life of the job.
     pub partitions: u32,
+    /// `servers.replicas`: 2 where each partition has a backup.
+    #[serde(default = "one")]
+    pub replicas: u32,
 }
 
 /// Checkpoints.

@@ -430,6 +430,12 @@ pub const SETTINGS: &[Setting] = &[
         Value("8"),
         "Parts that tables and tensors are dealt in; fixed for the life of the job.",
     ),
+    setting(
+        "servers.replicas",
+        Rule::Count { min: 1, max: 2 },
+        Value("1"),
+        "2: each partition has a backup at another server that lacks nothing, so that nothing is trained again when a server dies. Servers then hold and send twice as much.",
+    ),
     setting("servers.cpu", Rule::Amount, Value("1"), "On a cluster: processors that each server asks for."),
     setting("servers.memory", Rule::Amount, Value("2Gi"), "On a cluster: memory that each server asks for."),
     setting("servers.cpu_limit", Rule::Amount, Unset, "On a cluster: processors that a server may use."),

@@ -120,6 +120,11 @@ impl Frame {
         self.words[position] = word;
     }
 
+    /// A word put before.
+    pub fn word(&self, position: usize) -> u64 {
+        self.filled()[position]
+    }
+
     /// Bytes on the wire.
     pub fn bytes(&self) -> usize {
         self.len * 8
@@ -201,6 +206,11 @@ impl<'a> Payload<'a> {
         let (taken, rest) = self.words.split_at(count);
         self.words = rest;
         Ok(taken)
+    }
+
+    /// All words that are left, in place.
+    pub fn rest(&self) -> &'a [u64] {
+        self.words
     }
 
     /// A count that comes before `width` words for each of its items; refuses what cannot fit.

@@ -22,6 +22,12 @@
 //! | COPIED | status, rows left after these, version; where the status is Ok also table, rows that it has, ids, count of floats, rows with their slots |
 //! | HAND_OVER | n, [partition, incarnation] × n |
 //! | HANDED | status, whether they were handed over; if so [head as JSON bytes, [values, count and slots] per tensor] × n |
+//! | FOLLOW | partition, incarnation |
+//! | FOLLOWED | status, whether it can be followed at this moment; if so head as JSON bytes, [values, count and slots] per tensor, n, [table, rows that it has, ids, count of floats, rows with their slots] × n |
+//! | NEXT | how many of what was done are done here too |
+//! | DID | whether it goes on, n, [kind, count, words of the payload] × n: PUSH, STAGE, COMMIT, STEP or FENCE of one partition, CLOSE or SETTLE |
+//! | CLOSE | partition, incarnation, ranges of shards by epoch as JSON bytes; only in a DID |
+//! | SETTLE | partition, incarnation; only in a DID |
 //! | GATE, GATED, STEP | see [`crate::gate`] |
 //!
 //! A connection's requests are answered in the order in which they came, so several may be under way.
@@ -70,6 +76,18 @@ pub mod kind {
     pub const HAND_OVER: u32 = 0xED22;
     /// It is yours.
     pub const HANDED: u32 = 0xED23;
+    /// Another server backs the partition up: tell what it lacks still, and from now on what is done.
+    pub const FOLLOW: u32 = 0xED24;
+    /// From here on.
+    pub const FOLLOWED: u32 = 0xED25;
+    /// The backup has done so much: what comes next?
+    pub const NEXT: u32 = 0xED26;
+    /// This was done.
+    pub const DID: u32 = 0xED27;
+    /// Committed checkpoints cover these tasks.
+    pub const CLOSE: u32 = 0xED28;
+    /// No more batches come: what is gathered is applied.
+    pub const SETTLE: u32 = 0xED29;
 }
 
 /// What a pull is for.
@@ -198,6 +216,9 @@ pub struct PushHeader {
     pub factor: f32,
 }
 
+/// Words of a push's header, before the number of its partitions.
+pub const PUSH_HEADER_WORDS: usize = 6;
+
 /// Begins a PUSH; `parts` partitions follow.
 pub fn begin_push(frame: &mut Frame, request: u64, header: PushHeader, parts: usize) {
     begin_gradients(frame, kind::PUSH, request, header, parts);
@@ -217,7 +238,7 @@ fn begin_gradients(frame: &mut Frame, kind: u32, request: u64, header: PushHeade
 
 /// Reads the beginning of a PUSH or STAGE: its header and how many partitions follow.
 pub fn take_push(payload: &mut Payload<'_>) -> Result<(PushHeader, usize)> {
-    let words = payload.take_all(6)?;
+    let words = payload.take_all(PUSH_HEADER_WORDS)?;
     let header = PushHeader {
         task: TaskId::from_u64(words[0]),
         batch: words[1],
@@ -302,6 +323,46 @@ pub fn hand_over(frame: &mut Frame, request: u64, parts: &[(PartitionId, u64)]) 
     frame.begin(kind::HAND_OVER, request);
     frame.put(parts.len() as u64);
     parts.iter().for_each(|part| put_part(frame, part.0, part.1));
+}
+
+/// A FOLLOW of this life of a partition.
+pub fn follow(frame: &mut Frame, request: u64, part: (PartitionId, u64)) {
+    frame.begin(kind::FOLLOW, request);
+    put_part(frame, part.0, part.1);
+}
+
+/// A NEXT of a backup that has done so many.
+pub fn next(frame: &mut Frame, request: u64, done: u64) {
+    frame.begin(kind::NEXT, request);
+    frame.put(done);
+}
+
+/// A DID: what was done, or that the backup is none any more.
+pub fn did(frame: &mut Frame, request: u64, what: Option<&[Frame]>) {
+    frame.begin(kind::DID, request);
+    frame.put_all(&[u64::from(what.is_some()), what.map_or(0, <[Frame]>::len) as u64]);
+    for one in what.into_iter().flatten() {
+        let words = one.payload().rest();
+        frame.put_all(&[u64::from(one.kind()), words.len() as u64]);
+        frame.put_all(words);
+    }
+}
+
+/// Reads a DID: frames in the order in which they are to be done. `None`: the backup is none any more.
+pub fn take_did(mut payload: Payload<'_>) -> Result<Option<Vec<Frame>>> {
+    let goes_on = payload.take()?;
+    let mut done = Vec::new();
+    for number in 0..payload.take_count(2)? {
+        let kind = payload.take()?;
+        let kind = u32::try_from(kind).map_err(|_| Error::Malformed(format!("a frame of kind {kind:#x}")))?;
+        let count = payload.take_count(1)?;
+        let mut frame = Frame::default();
+        frame.begin(kind, number as u64);
+        frame.put_all(payload.take_all(count)?);
+        done.push(frame);
+    }
+    payload.end()?;
+    Ok((goes_on == 1).then_some(done))
 }
 
 /// A partition's answer to a push, a stage, a commit or a fence.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crossterm::style::{Attribute, Color, ContentStyle, Stylize};
-use elasticdl_master::status::{MovingStatus, Phase, Process, ProgramStatus, Status};
+use elasticdl_master::status::{BackupsStatus, MovingStatus, Phase, Process, ProgramStatus, Status};
 use serde_json::Value;
 
 use crate::print;
@@ -250,6 +250,9 @@ fn servers_head(status: &Status, shown: usize) -> String {
         let what = print::counted(partitions.len() as u64, "partition");
         text.push_str(&format!(", {what} on the way from ps-{from} to ps-{to}"));
     }
+    if let Some(BackupsStatus { there, wanted }) = status.backups {
+        text.push_str(&format!(", {there} of {} backed up", print::counted(wanted.into(), "partition")));
+    }
     text
 }
 
@@ -363,6 +366,7 @@ pub(super) mod tests {
             servers: vec![member(0, "serving", 0), member(1, "serving", 0)],
             servers_wanted: 2,
             moving: None,
+            backups: None,
             checkpoint: Some(3),
             term: 1,
             replayed: 0,

@@ -68,6 +68,13 @@ pub fn text(event: &Event) -> Option<String> {
         }
         "moving" => format!("{} on the way from ps-{} to ps-{}", partitions(event), text("from"), text("to")),
         "moved" => format!("ps-{} serves {} of ps-{} now", text("to"), partitions(event), text("from")),
+        "backed_up" => format!("all {} partitions are backed up", count("partitions")),
+        "promoted" => format!(
+            "ps-{} serves its backups of {} in place of ps-{}",
+            text("to"),
+            partitions(event),
+            text("from")
+        ),
         "allowed" => match number("to") {
             Some(workers) => format!("there is room for {workers} workers"),
             None => "the number of workers is not limited any more".into(),
@@ -234,6 +241,8 @@ mod tests {
             { "event": "servers_scaled", "from": 2, "to": 1 },
             { "event": "moving", "from": 1, "to": 0, "partitions": [1, 3] },
             { "event": "moved", "from": 1, "to": 0, "partitions": [3], "move_seconds": 0.5, "handing_seconds": 0.01 },
+            { "event": "backed_up", "partitions": 8 },
+            { "event": "promoted", "from": 1, "to": 0, "partitions": [3], "away_seconds": 0.2 },
             { "event": "replay", "servers": [], "tasks": 3, "records": 12_288 },
             { "event": "allowed", "from": null, "to": 3 },
             { "event": "allowed", "from": 3, "to": null },

@@ -3,6 +3,7 @@
 //! - [`help`], [`settings`], [`bad_input`]: what is said before anything starts.
 //! - [`jobs`], [`models`]: whole jobs, steered while they run, and what is made of them.
 //! - [`chaos`]: any process killed while it trains, and proof that every record counted once.
+//! - [`backups`]: servers that die where each partition has a backup.
 //! - [`command`]: programs of one's own.
 //! - [`failpoints`]: the same at certain points, which are shown to have been hit.
 //! - [`objects`]: the same with everything in object storage.
@@ -16,6 +17,7 @@
     reason = "tests may panic, and these wait for other processes with a deadline"
 )]
 
+mod backups;
 mod bad_input;
 mod chaos;
 mod command;

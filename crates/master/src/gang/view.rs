@@ -12,6 +12,7 @@ pub fn status(gang: &Gang, now: Duration) -> Status {
     Status {
         servers_wanted: 0,
         moving: None,
+        backups: None,
         job: gang.job.clone(),
         phase: gang.phase(),
         error: gang.error.clone(),

@@ -35,7 +35,8 @@ impl Job {
         let known = Known { address, heard: now, ..Known::default() };
         if caller.role() == Role::Server {
             // It knows nothing of a move any more, and of what was handed over nothing is left.
-            let lost = self.move_struck(now, caller.id, "a server has joined again", effects);
+            let mut lost = self.move_struck(now, caller.id, "a server has joined again", effects);
+            lost.extend(self.promotion_struck(caller.id, "it has joined again", effects));
             self.reborn(now, &BTreeSet::new(), &lost, effects);
             self.rejoin.remove(&caller.id);
         }
@@ -138,6 +139,7 @@ impl Job {
             }
         }
         self.settle_move(now, effects);
+        self.settle_promotions(now, effects);
     }
 
     pub(super) fn topology(&self) -> TopologyReply {
@@ -169,6 +171,7 @@ impl Job {
         }
         if caller.role() == Role::Server {
             self.weigh(&gauges);
+            self.look_at_backups(caller.id, &gauges);
         }
         let known = self.known.entry((caller.role, caller.id)).or_default();
         known.gauges = gauges;
@@ -193,7 +196,9 @@ impl Job {
             let told = self.checkpoint_told.get(&caller.id).filter(|(id, _)| Some(*id) == due);
             let order = match due {
                 Some(id) if told.is_none() || held_long => Some(self.checkpoint_order(caller.id, id)),
-                _ if serves => self.move_order(caller.id, held_long),
+                _ if serves => {
+                    self.backup_order(caller.id, held_long).or_else(|| self.move_order(caller.id, held_long))
+                }
                 _ => None,
             };
             if let Some(reply) = order.or(held_long.then(BeatReply::default)) {
@@ -315,7 +320,9 @@ impl Job {
             }
             // Those that were ended have begun their next life already, or have nothing left.
             Role::Server if asked => {
-                let lost = self.move_struck(now, exit.id, "a server has ended", effects);
+                let mut lost = self.move_struck(now, exit.id, "a server has ended", effects);
+                lost.extend(self.promotion_struck(exit.id, "it has ended", effects));
+                self.backups_gone(exit.id, effects);
                 self.reborn(now, &BTreeSet::new(), &lost, effects);
             }
             Role::Server => self.server_gone(now, exit.id, effects),

@@ -24,16 +24,26 @@ use crate::status::{MovingStatus, Phase};
 /// A server that has copied its partitions asks again so soon when they cannot be handed over now.
 const WAIT_MS: u32 = 50;
 /// Between the word that partitions are a server's own and the news that it serves them.
-const HANDING_MAX: Duration = Duration::from_secs(30);
+pub(super) const HANDING_MAX: Duration = Duration::from_secs(30);
 /// After a move that failed.
 const REST: Duration = Duration::from_secs(5);
 /// Loads are believed when they were watched for so long since anything moved.
 const WATCHED: Duration = Duration::from_secs(15);
 
+/// What partitions are copied for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Errand {
+    /// They are to live at the other server.
+    Move,
+    /// It is to have a backup.
+    BackUp,
+}
+
 /// Partitions on their way.
 #[derive(Debug)]
 pub(super) struct Moving {
     command: u64,
+    errand: Errand,
     transfer: Transfer,
     /// Their incarnations before.
     incarnations: Vec<u64>,
@@ -44,6 +54,16 @@ pub(super) struct Moving {
 }
 
 impl Moving {
+    /// Whether a server makes a backup by this command.
+    pub(super) fn is_backup(&self, command: u64, server: u32) -> bool {
+        self.errand == Errand::BackUp && (self.command, self.transfer.to) == (command, server)
+    }
+
+    /// Whether a server makes a backup of this partition.
+    pub(super) fn backs_up(&self, partition: u32, server: u32) -> bool {
+        self.is_backup(self.command, server) && self.transfer.partitions.contains(&partition)
+    }
+
     /// The partitions with their next incarnations.
     fn next(&self) -> impl Iterator<Item = (u32, u64)> {
         let next = self.incarnations.iter().map(|incarnation| incarnation + 1);
@@ -128,30 +148,33 @@ impl Job {
         // partitions; then by loads.
         self.spreading |= places.iter().any(|server| !servers.contains(server))
             || servers.iter().any(|server| !places.contains(server));
-        let weights = match self.spreading {
+        let able = self.servers_ready();
+        let spreading = self.spreading;
+        let weights = match spreading {
             true => vec![1.0; places.len()],
+            false if self.back_up_next(now, &servers, &able, effects) => return,
             false => match self.loads.weights(now, places.len()) {
                 Some(weights) => weights,
                 None => return,
             },
         };
-        let able = self.servers_ready();
         // Where batches are admitted by the server of partition 0, what it has decided is known to nobody else.
         let pinned = self.plan.job.is_staged().then_some(0);
         let balance = Balance { places: &places, weights: &weights, servers: &servers, able: &able, pinned };
         match balance.next() {
-            Some(transfer) => self.begin_move(now, transfer, effects),
+            Some(transfer) => self.begin_errand(now, Errand::Move, transfer, effects),
             // What was found to be even is looked at again when loads were watched for a while.
             None if servers.is_subset(&able) => {
                 self.spreading = false;
                 self.loads.forget(now);
             }
-            None => {}
+            // Those that are not there yet are not waited for.
+            None => drop(self.back_up_next(now, &servers, &able, effects)),
         }
     }
 
     /// Servers that serve what they have, be it nothing.
-    fn servers_ready(&self) -> BTreeSet<u32> {
+    pub(super) fn servers_ready(&self) -> BTreeSet<u32> {
         let server = |(role, id): &(i32, u32)| (*role == Role::Server as i32).then_some(*id);
         let joined = |id: &u32| self.fleet.servers().get(id).is_some_and(|s| s.state == State::Joined);
         let ready = self.known.iter().filter(|(_, known)| known.serves).filter_map(|(who, _)| server(who));
@@ -166,16 +189,33 @@ impl Job {
         }
     }
 
-    fn begin_move(&mut self, now: Duration, transfer: Transfer, effects: &mut Vec<Effect>) {
+    pub(super) fn begin_errand(
+        &mut self,
+        now: Duration,
+        errand: Errand,
+        transfer: Transfer,
+        effects: &mut Vec<Effect>,
+    ) {
         let Transfer { from, to, partitions } = &transfer;
         let facts = fields([("from", json!(from)), ("to", json!(to)), ("partitions", json!(partitions))]);
         let incarnations = partitions.iter().map(|p| self.places[*p as usize].incarnation).collect();
-        let command = self.command_next;
-        self.command_next += 1;
+        let command = self.next_command();
         self.moving =
-            Some(Moving { command, transfer, incarnations, since: now, told: false, handing: None });
-        effects.push(Effect::Emit("moving", facts));
+            Some(Moving { command, errand, transfer, incarnations, since: now, told: false, handing: None });
+        if errand == Errand::Move {
+            effects.push(Effect::Emit("moving", facts));
+        }
         self.answer_beats(now, effects);
+    }
+
+    pub(super) fn next_command(&mut self) -> u64 {
+        self.command_next += 1;
+        self.command_next - 1
+    }
+
+    /// Nothing else is copied for a while.
+    pub(super) fn rest_after(&mut self, now: Duration) {
+        self.moves_not_before = now + REST;
     }
 
     /// What a server is to do about a move, where it has not heard of it, or perhaps not.
@@ -188,10 +228,16 @@ impl Job {
         let assignment =
             |(partition, incarnation)| Assignment { partition, incarnation, floor, ..Assignment::default() };
         let from = self.known.get(&(Role::Server as i32, moving.transfer.from));
+        let backup = moving.errand == Errand::BackUp;
+        let now = moving.transfer.partitions.iter().copied().zip(moving.incarnations.iter().copied());
         let order = Move {
             from: from.map(|known| known.address.clone()).unwrap_or_default(),
-            partitions: moving.next().map(assignment).collect(),
+            partitions: match backup {
+                true => now.map(assignment).collect(),
+                false => moving.next().map(assignment).collect(),
+            },
             incarnations: moving.incarnations.clone(),
+            backup,
         };
         Some(BeatReply { command: moving.command, what: Some(beat_reply::What::Move(order)) })
     }
@@ -208,7 +254,10 @@ impl Job {
         if !self.fleet.knows(caller.role(), caller.id, caller.pid) {
             return effects.push(refused(ticket));
         }
-        let what = self.word_on(now, caller.id, copied, effects);
+        let what = match &copied.backup {
+            Some(backup) => self.backed_up(now, caller.id, copied, backup, effects),
+            None => self.word_on(now, caller.id, copied, effects),
+        };
         effects.push(Effect::Answer(ticket, Answer::Copied(CopiedReply { what: Some(what) })));
     }
 
@@ -220,7 +269,10 @@ impl Job {
         effects: &mut Vec<Effect>,
     ) -> copied_reply::What {
         let forget = copied_reply::What::Forget(true);
-        let known = |m: &&mut Moving| m.command == copied.command && m.transfer.to == server;
+        self.promotion_failed(now, server, copied, effects);
+        let known = |m: &&mut Moving| {
+            m.errand == Errand::Move && m.command == copied.command && m.transfer.to == server
+        };
         let Some(moving) = self.moving.as_mut().filter(known) else { return forget };
         if !copied.error.is_empty() {
             match moving.handing {
@@ -244,14 +296,16 @@ impl Job {
             return copied_reply::What::WaitMs(WAIT_MS);
         }
         moving.handing = Some(now);
-        let (partitions, server) = (moving.next().collect(), moving.transfer.to);
+        let (partitions, server): (Vec<_>, u32) = (moving.next().collect(), moving.transfer.to);
+        // A backup of what is served there no more is of no use.
+        partitions.iter().for_each(|(p, _)| self.places[*p as usize].backup = None);
         effects.push(Effect::Record(Entry::Moved { partitions, server }));
         copied_reply::What::Take(true)
     }
 
     /// Whether partitions are the new server's by the ledger and not yet served by it.
     pub(super) fn is_handing_over(&self) -> bool {
-        self.moving.as_ref().is_some_and(|moving| moving.handing.is_some())
+        self.moving.as_ref().is_some_and(|moving| moving.handing.is_some()) || !self.promotions.is_empty()
     }
 
     /// A server serves a partition that was on its way to it.
@@ -303,12 +357,13 @@ impl Job {
     }
 
     /// The partitions stay where they are.
-    fn give_up_move(&mut self, now: Duration, why: &str, effects: &mut Vec<Effect>) {
+    pub(super) fn give_up_move(&mut self, now: Duration, why: &str, effects: &mut Vec<Effect>) {
         if let Some(moving) = self.moving.take() {
             let Transfer { from, to, .. } = moving.transfer;
-            let message = format!("partitions could not be moved from ps-{from} to ps-{to}: {why}");
+            let what = if moving.errand == Errand::Move { "moved" } else { "backed up" };
+            let message = format!("partitions could not be {what} from ps-{from} to ps-{to}: {why}");
             effects.push(Effect::Emit("warning", fields([("message", json!(message))])));
-            self.moves_not_before = now + REST;
+            self.rest_after(now);
         }
     }
 
@@ -349,7 +404,7 @@ impl Job {
 
     /// For the status.
     pub(super) fn moving_status(&self, now: Duration) -> Option<MovingStatus> {
-        let moving = self.moving.as_ref()?;
+        let moving = self.moving.as_ref().filter(|moving| moving.errand == Errand::Move)?;
         let Transfer { from, to, partitions } = moving.transfer.clone();
         Some(MovingStatus { from, to, partitions, seconds: now.saturating_sub(moving.since).as_secs_f64() })
     }

@@ -39,6 +39,7 @@ impl Job {
         self.trim_window(now);
         self.answer_beats(now, effects);
         self.watch_move(now, effects);
+        self.watch_promotions(now, effects);
         if self.phase == Phase::Training {
             self.balance(now, effects);
         }

@@ -58,6 +58,10 @@ impl Job {
                 let servers: Vec<u32> = self.fleet.servers().keys().copied().collect();
                 servers.into_iter().for_each(|server| self.have_join_again(server, effects));
             }
+            for server in &gone {
+                self.backups_gone(*server, effects);
+                self.promote(now, *server, effects);
+            }
             self.reborn(now, &gone.into_iter().collect(), &arriving, effects);
         }
     }
@@ -98,7 +102,10 @@ impl Job {
 
     /// A server is gone: its partitions will be restored by the next one of its number.
     pub(super) fn server_gone(&mut self, now: Duration, server: u32, effects: &mut Vec<Effect>) {
-        let lost = self.move_struck(now, server, "a server died", effects);
+        let mut lost = self.move_struck(now, server, "a server died", effects);
+        lost.extend(self.promotion_struck(server, "it died", effects));
+        self.backups_gone(server, effects);
+        self.promote(now, server, effects);
         self.reborn(now, &BTreeSet::from([server]), &lost, effects);
     }
 
@@ -112,7 +119,9 @@ impl Job {
         effects: &mut Vec<Effect>,
     ) {
         let all = self.plan.job.is_staged();
-        if servers.is_empty() && partitions.is_empty() {
+        let none_dies =
+            partitions.is_empty() && !self.places.iter().any(|place| servers.contains(&place.server));
+        if servers.is_empty() && partitions.is_empty() || none_dies && !all {
             return;
         }
         if all && self.is_handing_over() {
@@ -130,7 +139,7 @@ impl Job {
             if dies(partition, place) {
                 place.incarnation += 1;
                 place.since = place.incarnation;
-                place.address = None;
+                (place.address, place.backup) = (None, None);
                 reborn.push((partition as u32, place.incarnation));
             }
         }

@@ -38,19 +38,22 @@ impl Job {
 
     /// Why that cannot be.
     fn refusal(&self, wanted: ScaleRequest) -> Option<String> {
-        let beyond = |what: &str, wanted: u32, limit: &str, max: u32| {
-            let possible = (1..=max).contains(&wanted);
-            (!possible).then(|| format!("{wanted} {what} are wanted; from 1 to {limit} = {max} are possible"))
+        let beyond = |what: &str, wanted: u32, min: u32, limit: &str, max: u32| {
+            let possible = (min..=max).contains(&wanted);
+            (!possible)
+                .then(|| format!("{wanted} {what} are wanted; from {min} to {limit} = {max} are possible"))
         };
         let job = &self.plan.job;
         if self.phase.is_over() || self.phase == Phase::Stopping {
             return Some("the job is over or stopping".into());
         }
         let workers = match wanted.workers {
-            Some(Wanted::Fixed(workers)) => beyond("workers", workers, "workers.max", job.workers.max),
+            Some(Wanted::Fixed(workers)) => beyond("workers", workers, 1, "workers.max", job.workers.max),
             Some(Wanted::Auto) | None => None,
         };
-        let servers = |n| beyond("servers", n, "servers.partitions", job.servers.partitions);
+        // A backup is at another server.
+        let least = job.servers.replicas;
+        let servers = |n| beyond("servers", n, least, "servers.partitions", job.servers.partitions);
         workers.or_else(|| wanted.servers.and_then(servers))
     }
 

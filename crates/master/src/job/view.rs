@@ -41,6 +41,7 @@ pub fn status(job: &Job, now: Duration) -> Status {
         servers: processes(job, Role::Server),
         servers_wanted: job.servers_wanted,
         moving: job.moving_status(now),
+        backups: job.backups_status(),
         checkpoint: job.committed.as_ref().map(|m| m.id),
         term: job.term,
         replayed: job.replayed,

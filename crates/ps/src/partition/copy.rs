@@ -48,6 +48,12 @@ impl Partition {
         self.tables.iter().map(Table::unsent).sum()
     }
 
+    /// The same, and how many floats they are.
+    pub fn unsent_floats(&self) -> (usize, usize) {
+        let floats = |table: &Table| table.unsent() * (table.shape().width() + table.slots());
+        (self.unsent(), self.tables.iter().map(floats).sum())
+    }
+
     /// Some of them: at most so many rows, and no more floats than that where one row has not more already.
     pub fn copy_next(&mut self, rows_max: usize, floats_max: usize) -> Copied {
         let Some(table) = self.tables.iter().position(|table| table.unsent() > 0) else {
@@ -68,6 +74,11 @@ impl Partition {
         }
         self.handed_over = true;
         Some(Head::of(self))
+    }
+
+    /// What there is beside rows and tensors.
+    pub fn head(&self) -> Head {
+        Head::of(self)
     }
 
     /// It is not handed over after all.
@@ -108,6 +119,12 @@ impl Partition {
         }
         self.tables[*table].put_rows(ids, rows);
         Ok(())
+    }
+
+    /// A backup takes the partition's place: all that was done to it is done here.
+    pub fn begin_life(&mut self, incarnation: u64) {
+        self.incarnation = incarnation;
+        self.load = 0;
     }
 
     /// All rows are put: this partition goes on where the other server's has ended.

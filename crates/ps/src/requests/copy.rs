@@ -31,6 +31,11 @@ impl<'p> Copies<'p> {
     pub(super) fn new(partitions: &'p Partitions) -> Self {
         Copies { partitions, under_way: BTreeMap::new() }
     }
+
+    /// The incarnation and the number of a copy that the peer makes; 0: it makes none.
+    pub(super) fn get(&self, id: PartitionId) -> (u64, u64) {
+        self.under_way.get(&id).copied().unwrap_or_default()
+    }
 }
 
 impl Drop for Copies<'_> {
@@ -71,17 +76,9 @@ impl Requests<'_> {
         reply.begin(kind::COPIED, request.request());
         match copied.unwrap_or(Err(Status::NotHere)) {
             Err(status) => reply.put_all(&[status.word(), 0, 0]),
-            Ok((Copied { table, ids, rows, rows_of_all }, left)) => {
-                reply.put_all(&[
-                    Status::Ok.word(),
-                    left.rows,
-                    left.version,
-                    table as u64,
-                    rows_of_all as u64,
-                ]);
-                ps::put_ids(reply, &ids);
-                reply.put(rows.len() as u64);
-                reply.put_floats(&rows);
+            Ok((copied, left)) => {
+                reply.put_all(&[Status::Ok.word(), left.rows, left.version]);
+                put_copied(reply, &copied);
             }
         }
         Ok(())
@@ -97,7 +94,7 @@ impl Requests<'_> {
         reply.begin(kind::HANDED, request.request());
         let mut heads = Vec::new();
         for (id, incarnation) in &parts {
-            let (_, copy) = self.copies.under_way.get(id).copied().unwrap_or_default();
+            let (_, copy) = self.copies.get(*id);
             let head =
                 self.partitions.with(*id, |partition| match partition.admit_copy(*incarnation, copy) {
                     Status::Ok => Ok(partition.hand_over()),
@@ -122,7 +119,15 @@ impl Requests<'_> {
     }
 }
 
-fn put_handed(reply: &mut Frame, partition: &Partition, head: &Head) {
+pub(super) fn put_copied(reply: &mut Frame, copied: &Copied) {
+    let Copied { table, ids, rows, rows_of_all } = copied;
+    reply.put_all(&[*table as u64, *rows_of_all as u64]);
+    ps::put_ids(reply, ids);
+    reply.put(rows.len() as u64);
+    reply.put_floats(rows);
+}
+
+pub(super) fn put_handed(reply: &mut Frame, partition: &Partition, head: &Head) {
     reply.put_bytes(&serde_json::to_vec(head).expect("a head is JSON"));
     for tensor in partition.tensors() {
         reply.put_floats(tensor.values());
@@ -148,15 +153,20 @@ pub(crate) fn take_copied(mut payload: Payload<'_>, into: &mut Copied) -> wire::
         payload.end()?;
         return Ok(None);
     }
+    take_some_rows(&mut payload, into)?;
+    payload.end()?;
+    Ok(Some(left))
+}
+
+pub(super) fn take_some_rows(payload: &mut Payload<'_>, into: &mut Copied) -> wire::Result<()> {
     into.table = usize::try_from(payload.take()?).unwrap_or(usize::MAX);
     into.rows_of_all = usize::try_from(payload.take()?).unwrap_or(usize::MAX);
     into.ids.clear();
-    into.ids.extend_from_slice(ps::take_ids(&mut payload)?);
+    into.ids.extend_from_slice(ps::take_ids(payload)?);
     let floats = usize::try_from(payload.take()?).unwrap_or(usize::MAX);
     into.rows.clear();
     into.rows.extend_from_slice(payload.take_floats(floats)?);
-    payload.end()?;
-    Ok(Some(left))
+    Ok(())
 }
 
 /// What became of a request to hand partitions over.
@@ -189,19 +199,20 @@ pub(crate) fn take_handed(
         payload.end()?;
         return Ok(if status == Status::Ok { Handed::NotNow } else { Handed::NotThere });
     }
-    let mut all = Vec::new();
-    for (id, _) in parts {
-        let malformed = |e: serde_json::Error| wire::Error::Malformed(format!("the head of {id}: {e}"));
-        let head: Head = serde_json::from_slice(payload.take_bytes()?).map_err(malformed)?;
-        let mut tensors = Vec::new();
-        for index in model.tensors_of(*id).unwrap_or_default() {
-            let floats = model.shape.tensors[*index].len();
-            let values = payload.take_floats(floats)?.to_vec();
-            let slots = usize::try_from(payload.take()?).unwrap_or(usize::MAX);
-            tensors.push((values, payload.take_floats(slots)?.to_vec()));
-        }
-        all.push(Kept { head, tensors });
-    }
+    let all = parts.iter().map(|(id, _)| take_kept(&mut payload, model, *id)).collect::<wire::Result<_>>()?;
     payload.end()?;
     Ok(Handed::Yes(all))
+}
+
+pub(super) fn take_kept(payload: &mut Payload<'_>, model: &Model, id: PartitionId) -> wire::Result<Kept> {
+    let malformed = |e: serde_json::Error| wire::Error::Malformed(format!("the head of {id}: {e}"));
+    let head: Head = serde_json::from_slice(payload.take_bytes()?).map_err(malformed)?;
+    let mut tensors = Vec::new();
+    for index in model.tensors_of(id).unwrap_or_default() {
+        let floats = model.shape.tensors[*index].len();
+        let values = payload.take_floats(floats)?.to_vec();
+        let slots = usize::try_from(payload.take()?).unwrap_or(usize::MAX);
+        tensors.push((values, payload.take_floats(slots)?.to_vec()));
+    }
+    Ok(Kept { head, tensors })
 }

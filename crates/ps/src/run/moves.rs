@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use elasticdl_spec::{Kind, PartitionId};
 use elasticdl_wire::client::{self, Client};
-use elasticdl_wire::control::{CopiedRequest, Member, Move, copied_reply};
+use elasticdl_wire::control::{CopiedRequest, Move, copied_reply};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
@@ -49,7 +49,8 @@ impl Link {
         let runtime = Handle::current();
         info!(from = order.from, partitions = order.partitions.len(), "copying partitions");
         let work = tokio::task::spawn_blocking(move || {
-            let ask = || runtime.block_on(may_take(client.clone(), member, command));
+            let request = CopiedRequest { member: Some(member), command, error: String::new(), backup: None };
+            let ask = || runtime.block_on(ask(client.clone(), request.clone()));
             let floors: Vec<_> = order.partitions.iter().map(|a| a.floor).collect();
             let mut fetched = moving::fetch(&to_order(order), &model, &caller, &flag, ask)?;
             for (partition, floor) in fetched.iter_mut().flatten().zip(floors) {
@@ -78,15 +79,8 @@ impl Link {
             }
             Err(error) => {
                 warn!(error = %error.chain(), "partitions could not be copied");
-                let member = Some(self.member);
-                let request = CopiedRequest { member, command, error: error.chain() };
-                let call = |mut client: Client, request| async move { client.copied(request).await };
-                match self.persist("Copied", call, request).await {
-                    Ok(_) => Ok(()),
-                    // The next beat will hear the same and join again.
-                    Err(error) if unknown_to_master(&error) => Ok(()),
-                    Err(error) => Err(error),
-                }
+                let (member, error) = (Some(self.member), error.chain());
+                self.tell_copied(CopiedRequest { member, command, error, backup: None }).await
             }
         }
     }
@@ -101,9 +95,8 @@ fn to_order(order: Move) -> moving::Order {
     }
 }
 
-/// Asks the master whether partitions that are copied are ours now. One that does not answer has not said so.
-async fn may_take(mut client: Client, member: Member, command: u64) -> Result<moving::Word> {
-    let request = CopiedRequest { member: Some(member), command, error: String::new() };
+/// Asks the master what is to become of what is copied. One that does not answer has not said that it is ours.
+pub(super) async fn ask(mut client: Client, request: CopiedRequest) -> Result<moving::Word> {
     let mut tries = 0;
     let reply = loop {
         match client::answer("Copied", client.copied(request.clone()).await).map_err(Error::from) {

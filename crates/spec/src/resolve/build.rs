@@ -28,6 +28,7 @@ pub fn cross_check(resolver: &mut Resolver) {
         let hint = Some(format!("at most {partitions}, or raise spec.servers.partitions"));
         resolver.problem("spec.servers.count", what, hint);
     }
+    check_replicas(resolver, &values);
     check_workers(resolver, &values);
     check_limits(resolver, &values);
     check_volumes(resolver, &values);
@@ -37,6 +38,25 @@ pub fn cross_check(resolver: &mut Resolver) {
     }
     train::check(resolver, &values);
     check_layout(resolver, &values);
+}
+
+/// A backup is at another server, and takes over in the middle of whatever goes on.
+fn check_replicas(resolver: &mut Resolver, values: &Values) {
+    let number = |path| values.get(path).and_then(|(v, _)| v.as_u64());
+    if number("servers.replicas") != Some(2) {
+        return;
+    }
+    if number("servers.count") == Some(1) {
+        let what = "2 replicas take two servers, and spec.servers.count is 1".to_string();
+        resolver.problem("spec.servers.replicas", what, Some("set spec.servers.count to 2 or more".into()));
+    }
+    let synchronous = values.get("train.consistency").is_some_and(|(v, _)| v.as_str() == Some("synchronous"));
+    if synchronous || number("train.staleness") == Some(0) {
+        let how = if synchronous { "spec.train.consistency: synchronous" } else { "spec.train.staleness: 0" };
+        let what = format!("{how} has no backups: a server's death takes all partitions back to one step");
+        let hint = "leave it out, or train with the consistency asynchronous or hybrid";
+        resolver.problem("spec.servers.replicas", what, Some(hint.into()));
+    }
 }
 
 /// From `workers.min` to `workers.max`, with `workers.count` between them.
@@ -158,7 +178,11 @@ pub fn job(values: &Values) -> JobSpec {
             threads: get(v, "workers.threads"),
             pipeline: get(v, "workers.pipeline"),
         },
-        servers: ServersSpec { count: get(v, "servers.count"), partitions: get(v, "servers.partitions") },
+        servers: ServersSpec {
+            count: get(v, "servers.count"),
+            partitions: get(v, "servers.partitions"),
+            replicas: get(v, "servers.replicas"),
+        },
         checkpoint: CheckpointSpec {
             dir: option(v, "checkpoint.dir"),
             every: duration(v, "checkpoint.every"),

@@ -13,7 +13,7 @@ const RESERVED: [&str; 2] = ["master", "errand"];
 /// What is remembered of so many members still fits into an annotation.
 const SIZE_MAX: u64 = 1024;
 /// What only a job of ours has, and what its workers have.
-const TRAINING: [&str; 14] = [
+const TRAINING: [&str; 15] = [
     "model.",
     "data.",
     "train.",
@@ -23,6 +23,7 @@ const TRAINING: [&str; 14] = [
     "output",
     "servers.count",
     "servers.partitions",
+    "servers.replicas",
     "workers.count",
     "workers.max",
     "workers.min",

@@ -153,6 +153,10 @@ impl Service for FakeMaster {
         Err(Status::unimplemented("workers do not call this"))
     }
 
+    async fn alone(&self, _: Request<AloneRequest>) -> Reply<AloneReply> {
+        Err(Status::unimplemented("workers do not call this"))
+    }
+
     async fn copied(&self, _: Request<CopiedRequest>) -> Reply<CopiedReply> {
         Err(Status::unimplemented("workers do not call this"))
     }
