@@ -251,3 +251,155 @@ fn also(shadow: &Partitions, requests: &mut Requests<'_>, frame: &Frame, reply: 
         _ => requests.answer(frame, reply),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::sync::mpsc;
+    use std::thread;
+
+    use elasticdl_spec::{LeaseId, TaskId};
+    use elasticdl_wire::Token;
+    use elasticdl_wire::connection::{Connection, Who};
+    use elasticdl_wire::ps::{PushHeader, Status};
+
+    use super::*;
+    use crate::server::{Options, Server};
+    use crate::test_model::{ids_of, model};
+
+    const HERE: PartitionId = PartitionId(2);
+    const LIFE: u64 = 4;
+
+    fn caller(who: Who) -> Caller {
+        Caller { token: Token::new("0123456789abcdef").unwrap(), identity: None, who }
+    }
+
+    fn serve(partitions: &Arc<Partitions>) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let token = caller(Who::Worker(0)).token;
+        Server::start(listener, token, None, Arc::clone(partitions), Options::default()).unwrap()
+    }
+
+    /// A worker that pushes one batch after the other.
+    struct Pusher {
+        connection: Connection,
+        batch: u64,
+    }
+
+    impl Pusher {
+        fn new(server: &Server) -> Self {
+            let address = server.address().to_string();
+            let connection = Connection::open(&address, &caller(Who::Worker(0)), &mut || true).unwrap();
+            Pusher { connection, batch: 0 }
+        }
+
+        /// Pushes to some rows; which ones and what follows from the number of the batch.
+        fn push(&mut self) -> Status {
+            let ids = ids_of(HERE, 60);
+            let from = (self.batch as usize * 7) % 40;
+            let some = &ids[from..from + 1 + self.batch as usize % 19];
+            let lease = LeaseId { term: 1, n: 1 };
+            let (task, batch) = (TaskId::train(0, 3), self.batch);
+            let header = PushHeader { task, batch, lease, records: 5, factor: 1.0 };
+            let frame = &mut self.connection.out;
+            ps::begin_push(frame, batch, header, 1);
+            ps::put_part(frame, HERE, LIFE);
+            frame.put(batch);
+            let floats = |n: usize| (0..n).map(|i| i as f32 / 7.0 - batch as f32).collect::<Vec<f32>>();
+            for width in [3, 2] {
+                ps::put_ids(frame, some);
+                frame.put_floats(&floats(width * some.len()));
+            }
+            for tensor in model().tensors_of(HERE).unwrap() {
+                frame.put_floats(&floats(model().shape.tensors[*tensor].len()));
+            }
+            self.connection.send(&mut || true).unwrap();
+            self.connection.receive(kind::PUSHED, batch, &mut || true).unwrap();
+            self.batch += 1;
+            ps::take_answers(self.connection.answer.payload()).unwrap()[0].status
+        }
+    }
+
+    /// Every row with its slots, by table and id; tensors; marks and counters.
+    fn all_of(partition: &Partition) -> impl PartialEq + std::fmt::Debug {
+        let mut rows = Vec::new();
+        for (number, table) in partition.tables().iter().enumerate() {
+            for (place, id) in table.ids().into_iter().enumerate() {
+                let (mut weights, mut slots) = (Vec::new(), Vec::new());
+                table.copy_rows(place..place + 1, &mut weights, &mut slots);
+                rows.push((number, id, [weights, slots].concat()));
+            }
+        }
+        rows.sort_by_key(|(table, id, _)| (*table, *id));
+        let tensors = partition.tensors().iter().map(|t| (t.values().to_vec(), t.slots().to_vec()));
+        (rows, tensors.collect::<Vec<_>>(), partition.memory().clone())
+    }
+
+    fn backed_up(backups: &Arc<Backups>, server: &Server) {
+        let (tell, told) = mpsc::channel();
+        let order = Order { from: server.address().to_string(), part: (HERE, LIFE) };
+        let outcome = move |outcome| tell.send(outcome).unwrap();
+        backups.start(order, &model(), &caller(Who::Server(7)), outcome).unwrap();
+        told.recv().unwrap().unwrap();
+    }
+
+    /// Goal: a backup that is made while batches are pushed is the partition itself, to the bit, for whoever was
+    /// told that a batch is applied.
+    #[test]
+    fn a_backup_is_the_partition_whatever_was_pushed_while_it_was_made() {
+        let partitions = Arc::new(Partitions::new(model()));
+        partitions.open(Partition::new(model(), HERE, LIFE));
+        let server = serve(&partitions);
+        let mut pusher = Pusher::new(&server);
+        (0..50).for_each(|_| assert_eq!(pusher.push(), Status::Ok));
+        let over = Arc::new(AtomicBool::new(false));
+        let pushing = {
+            let over = Arc::clone(&over);
+            thread::spawn(move || {
+                while !over.load(Ordering::Relaxed) || pusher.batch < 300 {
+                    assert_eq!(pusher.push(), Status::Ok);
+                }
+                pusher
+            })
+        };
+        let backups = Arc::new(Backups::default());
+        backed_up(&backups, &server);
+        let mut covered = Closed::default();
+        covered.insert(0, 1);
+        partitions.close(&covered);
+        over.store(true, Ordering::Relaxed);
+        let mut pusher = pushing.join().unwrap();
+        let mut gauges = Gauges::default();
+        backups.add_to(&mut gauges).unwrap();
+        assert!(gauges.backs == BTreeMap::from([(HERE.0, LIFE)]) && gauges.backup_bytes > 0, "{gauges:?}");
+        // What is answered last waits for all before it.
+        assert_eq!(pusher.push(), Status::Ok);
+        assert!(backups.take((HERE, LIFE + 1)).is_none(), "another life");
+        let backup = backups.take((HERE, LIFE)).unwrap();
+        partitions.with(HERE, |partition| assert_eq!(all_of(&backup), all_of(partition))).unwrap();
+        assert!(backup.memory().version > 300);
+        assert!(backups.take((HERE, LIFE)).is_none(), "it was taken");
+    }
+
+    #[test]
+    fn nobody_hears_of_a_batch_that_a_lost_backup_lacks_before_the_master_has_agreed() {
+        let partitions = Arc::new(Partitions::new(model()));
+        partitions.open(Partition::new(model(), HERE, LIFE));
+        let server = serve(&partitions);
+        let backups = Arc::new(Backups::default());
+        backed_up(&backups, &server);
+        drop(backups.take((HERE, LIFE)).unwrap());
+        let mut pusher = Pusher::new(&server);
+        let pushing = thread::spawn(move || pusher.push());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let lost = runtime.block_on(partitions.next_lost());
+        assert_eq!((lost.partition, lost.incarnation, lost.backup), (HERE, LIFE, 7));
+        thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!pushing.is_finished(), "it waits for the master's leave");
+        partitions.lost_settled(&lost, true);
+        assert_eq!(pushing.join().unwrap(), Status::Ok);
+        // And the next backup has it.
+        backed_up(&backups, &server);
+        assert_eq!(backups.take((HERE, LIFE)).unwrap().memory().version, 1);
+    }
+}

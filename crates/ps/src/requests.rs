@@ -574,7 +574,7 @@ mod tests {
         fn any_words_are_answered_or_refused(
             request in prop_oneof![
                 Just(kind::PULL), Just(kind::PUSH), Just(kind::FENCE), Just(kind::STAGE), Just(kind::COMMIT),
-                Just(kind::COPY), Just(kind::HAND_OVER), Just(kind::GATE), Just(kind::STEP), any::<u32>(),
+                Just(kind::COPY), Just(kind::HAND_OVER), Just(kind::FOLLOW), Just(kind::NEXT), Just(kind::GATE), Just(kind::STEP), any::<u32>(),
             ],
             words in proptest::collection::vec(prop_oneof![8 => 0..4u64, 1 => any::<u64>()], 0..60),
             rounded: bool,
@@ -584,7 +584,7 @@ mod tests {
             let mut model = (*if rounded { rounded_model() } else { model() }).clone();
             model.policy = policy;
             let partitions = partitions_of(&Arc::new(model));
-            let mut requests = Requests::new(&partitions, Limits { words_max: 1 << 12 });
+            let mut requests = Requests::new(&partitions, Limits { words_max: 1 << 12 }).of(Who::Server(1));
             let (mut frame, mut reply) = (Frame::default(), Frame::default());
             frame.begin(request, 1);
             frame.put_all(&words);

@@ -9,12 +9,13 @@ use super::chaos::{audit, counting, every_row_is_right};
 use super::failpoints::{hits, with_points};
 use super::world::{Running, World, signal, wait_for};
 
-/// Enough for some seconds.
-const EPOCHS: u32 = 30;
+/// Enough for some seconds, and for twice as many.
+const EPOCHS: u32 = 12;
+const MORE_EPOCHS: u32 = 24;
 
 /// The counting job with backups, and points where processes die.
-fn training(points: &str, more: &[&str]) -> (World, Running) {
-    let (world, file) = counting(EPOCHS, "");
+fn training(points: &str, epochs: u32, more: &[&str]) -> (World, Running) {
+    let (world, file) = counting(epochs, "");
     let mut words = vec!["train", &file, "--json", "--set", "servers.replicas=2"];
     words.extend(more.iter().flat_map(|set| ["--set", *set]));
     let mut command = world.command(&words);
@@ -35,18 +36,18 @@ fn kill(world: &World, server: usize) {
 }
 
 /// All of it is there once, and this many records were trained again.
-fn is_exact(world: &World, job: Running) -> u64 {
+fn is_exact(world: &World, job: Running, epochs: u32) -> u64 {
     let (last, code) = job.end();
     assert_eq!((&last["outcome"], code), (&"done".into(), Some(0)), "{last}");
     audit(world, "count");
-    every_row_is_right(world, EPOCHS);
+    every_row_is_right(world, epochs);
     let audit: Value = serde_json::from_str(&world.run(&["audit", "count", "--json"]).ok()).unwrap();
     audit["replayed"].as_u64().unwrap()
 }
 
 #[test]
 fn servers_die_one_after_the_other_and_nothing_is_trained_again() {
-    let (world, mut job) = training("", &[]);
+    let (world, mut job) = training("", MORE_EPOCHS, &[]);
     backed_up(&world);
     let shown = world.run(&["status", "count"]).ok();
     assert!(shown.contains("4 of 4 partitions backed up"), "{shown}");
@@ -61,7 +62,7 @@ fn servers_die_one_after_the_other_and_nothing_is_trained_again() {
         // The next server of its number gets its share again, and all have backups.
         backed_up(&world);
     }
-    assert_eq!(is_exact(&world, job), 0);
+    assert_eq!(is_exact(&world, job, MORE_EPOCHS), 0);
 }
 
 #[test]
@@ -75,27 +76,27 @@ fn a_server_dies_with_a_batch_that_its_backup_has_and_nobody_knows_of() {
 }
 
 fn dies_at(point: &str) {
-    let (world, mut job) = training(&format!("{point}=kill@5000"), &[]);
+    let (world, mut job) = training(&format!("{point}=kill@1500"), EPOCHS, &[]);
     let promoted = job.until("the backups", |e| e["event"] == "promoted" || e["event"] == "replay");
     assert_eq!(promoted["event"], "promoted", "{promoted}");
     assert_eq!(hits(&world), [point]);
-    assert_eq!(is_exact(&world, job), 0);
+    assert_eq!(is_exact(&world, job, EPOCHS), 0);
 }
 
 /// Goal: a backup that is lost is made again while training goes on. Its server dies with what was its own, too.
 #[test]
 fn a_server_dies_when_its_backup_has_done_what_it_has_not_told() {
-    let (world, mut job) = training("ps.backup_done=kill@5000", &[]);
+    let (world, mut job) = training("ps.backup_done=kill@1500", EPOCHS, &[]);
     job.until("the backups", |e| e["event"] == "promoted");
     backed_up(&world);
     assert_eq!(hits(&world), ["ps.backup_done"]);
-    assert_eq!(is_exact(&world, job), 0);
+    assert_eq!(is_exact(&world, job, EPOCHS), 0);
 }
 
 /// Goal: what a stopped server has a backup of waits for a moment, goes on alone, and is backed up again.
 #[test]
 fn a_server_that_stands_still_is_given_up_as_a_backup() {
-    let (world, job) = training("", &["limits.silence=60s"]);
+    let (world, job) = training("", MORE_EPOCHS, &["limits.silence=60s"]);
     backed_up(&world);
     let pid = world.status("count")["servers"][1]["pid"].as_u64().unwrap() as u32;
     signal(pid, Signal::STOP);
@@ -103,12 +104,12 @@ fn a_server_that_stands_still_is_given_up_as_a_backup() {
     wait_for("a partition that goes on alone", || alone(&world.status("count")));
     signal(pid, Signal::CONT);
     backed_up(&world);
-    assert_eq!(is_exact(&world, job), 0);
+    assert_eq!(is_exact(&world, job, MORE_EPOCHS), 0);
 }
 
 #[test]
 fn a_master_and_a_server_die_together() {
-    let (world, mut job) = training("", &[]);
+    let (world, mut job) = training("", EPOCHS, &[]);
     backed_up(&world);
     let (status, (_, master)) = (world.status("count"), world.master("count"));
     signal(master, Signal::STOP);
@@ -117,7 +118,7 @@ fn a_master_and_a_server_die_together() {
     let next = job.until("the next master", |e| e["event"] == "started" && e["term"] == 2);
     assert_eq!(next["adopted"], 3, "{next}");
     job.until("the backups", |e| e["event"] == "promoted");
-    assert_eq!(is_exact(&world, job), 0);
+    assert_eq!(is_exact(&world, job, EPOCHS), 0);
 }
 
 fn kill_pid(status: &Value, server: usize) {
@@ -126,17 +127,20 @@ fn kill_pid(status: &Value, server: usize) {
 
 #[test]
 fn backups_in_hybrid_mode_with_chains_of_checkpoints() {
-    let (world, mut job) =
-        training("", &["train.consistency=hybrid", "train.grads_to_wait=2", "checkpoint.full_every=3"]);
+    let (world, mut job) = training(
+        "",
+        EPOCHS,
+        &["train.consistency=hybrid", "train.grads_to_wait=2", "checkpoint.full_every=3"],
+    );
     backed_up(&world);
     kill(&world, 0);
     job.until("the backups", |e| e["event"] == "promoted");
-    assert_eq!(is_exact(&world, job), 0);
+    assert_eq!(is_exact(&world, job, EPOCHS), 0);
 }
 
 #[test]
 fn backups_follow_partitions_that_move() {
-    let (world, mut job) = training("", &[]);
+    let (world, mut job) = training("", MORE_EPOCHS, &[]);
     backed_up(&world);
     world.run(&["scale", "count", "--servers", "3"]).ok();
     job.until("a move", |e| e["event"] == "moved");
@@ -145,7 +149,7 @@ fn backups_follow_partitions_that_move() {
     job.until("the backups", |e| e["event"] == "promoted");
     let refused = world.run(&["scale", "count", "--servers", "1"]);
     assert!(refused.stderr.contains("from 2 to servers.partitions"), "{}", refused.stderr);
-    assert_eq!(is_exact(&world, job), 0);
+    assert_eq!(is_exact(&world, job, MORE_EPOCHS), 0);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use elasticdl_wire::control::{
     Assignment, Done, Failed, File, Leased, Mark, Member, lease_reply, report_request,
 };
 
+mod backups;
 mod chains;
 mod moves;
 mod scale;

@@ -8,7 +8,7 @@ use super::*;
 
 impl World {
     /// A server says that it serves these.
-    fn ready(&mut self, server: u32, partitions: &[(u32, u64)]) {
+    pub(super) fn ready(&mut self, server: u32, partitions: &[(u32, u64)]) {
         let assignment = |(partition, incarnation): &(u32, u64)| Assignment {
             partition: *partition,
             incarnation: *incarnation,
@@ -21,7 +21,7 @@ impl World {
     }
 
     /// The order to move partitions that a server's beat is answered with.
-    fn ordered(&mut self, server: u32) -> Option<(u64, Move)> {
+    pub(super) fn ordered(&mut self, server: u32) -> Option<(u64, Move)> {
         let caller = self.caller(Role::Server, server);
         match self.ask(|t| Event::Beat(t, caller, Value::Null)) {
             Some(Answer::Beat(BeatReply { command, what: Some(beat_reply::What::Move(order)) })) => {
@@ -41,7 +41,7 @@ impl World {
     }
 
     /// Where partitions are served, as workers hear it: server's address and incarnation.
-    fn topology(&mut self) -> Vec<(String, u64)> {
+    pub(super) fn topology(&mut self) -> Vec<(String, u64)> {
         match self.ask(Event::TopologyAsked) {
             Some(Answer::Topology(topology)) => {
                 topology.places.into_iter().map(|place| (place.address, place.incarnation)).collect()
