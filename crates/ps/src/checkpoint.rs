@@ -8,6 +8,7 @@
 //! | `id` | uint64 | the row's id; for a tensor, the number of the piece |
 //! | `weights` | `list<float>` | the row's weights; a piece of the tensor's values |
 //! | `slots` | `list<float>` | the optimizer's slots of the row; a piece of the tensor's slots |
+//! | `number` | uint32 or null | the row's number, in a table with a bound in bytes; see below |
 //!
 //! Rows come in no certain order. A tensor comes in pieces numbered from 0: all `weights` in this order are its values,
 //! row-major, all `slots` its slots. What the slots mean is in `optimizer/`. The schema's metadata has one key,
@@ -17,6 +18,12 @@
 //! A file is *whole*, or *adds to* that of an earlier checkpoint ([`Head::base`]): it then holds the rows that were born
 //! or changed since. Such files make a chain that begins with a whole one ([`Layer`]). Of a row the last file of the chain
 //! that has it counts. Tensors, and all that the head says, are those of the last file, which has them all.
+//!
+//! A row of a table with a bound in bytes may make room for another one, which takes its number. Rows of such a table are
+//! known by their numbers: of a *number* the last file of the chain that has it counts, and the id there was in an
+//! earlier one is gone. Where a table asks how often an id was named before it gets a row, the counts are beside the
+//! rows under the name `counts of NAME`, as words in the column `id` (`table/sketch.rs`). A job without such tables has
+//! neither: its files are of format 2, without the last column.
 //!
 //! All of a file is of one moment between two pushes. At that moment ([`Cut::begin`]) the head and the tensors are
 //! copied, and every row that belongs into the file gets a bit; then rows are taken away, some thousand at a time. A push
@@ -42,6 +49,7 @@ use crate::audit::Audit;
 use crate::closed::Closed;
 use crate::marks::Open;
 
+use crate::table::Bounds;
 pub use crate::table::{Order, Rows};
 pub use cut::Cut;
 pub use read::{Contents, decode_contents, read_head, verify};
@@ -51,11 +59,13 @@ pub use write::{Encoder, encode, sync, write, write_now};
 
 /// The version of the format that is written. Older ones stay readable; newer ones are refused.
 ///
-/// 1: every file is whole. 2: a file may add to another one.
-pub const FORMAT: u32 = 2;
+/// 1: every file is whole. 2: a file may add to another one. 3: tables may have bounds.
+pub const FORMAT: u32 = 3;
+/// What is written for a job none of whose tables has a bound.
+const FORMAT_UNBOUNDED: u32 = 2;
 /// The key of the schema's metadata that holds the [`Head`].
 const HEAD_KEY: &str = "elasticdl";
-const COLUMNS: [&str; 4] = ["table", "id", "weights", "slots"];
+const COLUMNS: [&str; 5] = ["table", "id", "weights", "slots", "number"];
 
 /// What a checkpoint file says about itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -96,9 +106,17 @@ pub struct Head {
     pub closed: Closed,
     /// What was applied, counted where rows changed.
     pub audit: Audit,
+    /// What there is to tell of the bounds of tables, in the order of the shape; empty where no table has any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bounds: Vec<Bounds>,
 }
 
 impl Head {
+    /// The columns of its file.
+    fn columns(&self) -> &'static [&'static str] {
+        if self.format <= FORMAT_UNBOUNDED { &COLUMNS[..4] } else { &COLUMNS }
+    }
+
     /// How many rows the partition has of each table, those that this file adds to included.
     pub fn partition_rows(&self) -> &[u64] {
         if self.format == 1 { &self.rows } else { &self.rows_of_all }

@@ -99,7 +99,7 @@ impl Partition {
         let optimizer = Optimizer::new(model.optimizer);
         let optimizer_of_tensors = optimizer.of_tensors();
         let table = |(shape, spec): (&TableShape, &TableSpec)| {
-            Table::new(shape.clone(), model.seed, &optimizer).with(*spec)
+            Table::new(shape.clone(), model.seed, &optimizer).with(*spec, model.partitions)
         };
         let (shape, seed) = (&model.shape, model.seed);
         Partition {

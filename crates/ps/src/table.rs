@@ -5,13 +5,17 @@
 //! from (job seed, table, id) alone, whoever asks first and in whatever order. No lock, no IO: the
 //! partition's owner sees to it that one caller at a time is here.
 
+mod bound;
 mod changes;
+mod clock;
 mod ids;
 mod index;
 mod pages;
 pub mod prefetch;
+mod sketch;
 mod slabs;
 mod unsent;
+mod words;
 mod work;
 
 use std::ops::Range;
@@ -20,14 +24,17 @@ use elasticdl_spec::{TableShape, TableSpec};
 use pulp::{Arch, NullaryFnOnce};
 
 use crate::optimizer::{Optimizer, Rule, with_rule};
+use bound::{Bound, BoundedPush};
+pub use bound::{Bounds, Counts, ROWS_MIN, memory_min};
 pub(crate) use changes::Bits;
-use changes::Changes;
+use changes::{Changes, Names};
 pub use changes::{Order, Rows};
 pub(crate) use ids::Ids;
 use index::Index;
 pub use pages::Pages;
 use slabs::Slabs;
 use unsent::Unsent;
+pub use words::Words;
 use work::{Copying, Decaying, Moving, Replacing, Work, copy};
 
 /// Ids looked up together.
@@ -51,6 +58,8 @@ pub struct Table {
     slots_born: Box<[f32]>,
     index: Index,
     rows: Slabs,
+    /// Who gets a row and who makes room; `None`: whoever is asked for has a row.
+    bound: Option<Bound>,
     /// Set while another server copies the table.
     unsent: Option<Unsent>,
     changes: Changes,
@@ -68,6 +77,7 @@ impl Table {
             l2: 0.0,
             index: Index::new(),
             rows: Slabs::new(width + slots_born.len()),
+            bound: None,
             unsent: None,
             changes: Changes::default(),
             slots_born,
@@ -75,9 +85,11 @@ impl Table {
         }
     }
 
-    /// The same with what a job says of this table.
-    pub fn with(mut self, spec: TableSpec) -> Self {
+    /// The same with what a job of so many partitions says of this table.
+    pub fn with(mut self, spec: TableSpec, partitions: u32) -> Self {
         self.l2 = spec.l2;
+        self.bound = Bound::new(&spec, self.rows.stride(), partitions);
+        self.index = Table::empty_index(self.bound.as_ref());
         self
     }
 
@@ -101,9 +113,9 @@ impl Table {
         self.len() == 0
     }
 
-    /// Bytes in use: rows, slots and index.
+    /// Bytes in use: rows, slots, index, and what its bound needs.
     pub fn bytes(&self) -> u64 {
-        self.rows.bytes() + self.index.bytes()
+        self.rows.bytes() + self.index.bytes() + self.bound.as_ref().map_or(0, Bound::bytes)
     }
 
     /// How many rows the index has places for; it grows before they are full.
@@ -111,9 +123,13 @@ impl Table {
         self.index.places()
     }
 
-    /// Copies the weights of `ids` to `out`, one after the other; unknown rows are born.
+    /// Copies the weights of `ids` to `out`, one after the other; unknown rows are born. A table with a bound does not
+    /// change: unknown rows come as what they would be born as.
     pub fn pull(&mut self, ids: &[u64], out: &mut [f32]) {
         assert_eq!(out.len(), ids.len() * self.width, "there is room for every row");
+        if self.bound.is_some() {
+            return self.read_or(ids, out, |id, out| self.shape.init_row_from(self.row_seed, id, out));
+        }
         let width = self.width;
         self.visit(ids, width, Copying { width, out });
     }
@@ -121,6 +137,11 @@ impl Table {
     /// Copies the weights of `ids` to `out`; unknown rows come as zeros and stay unborn.
     pub fn read(&self, ids: &[u64], out: &mut [f32]) {
         assert_eq!(out.len(), ids.len() * self.width, "there is room for every row");
+        self.read_or(ids, out, |_, out| out.fill(0.0));
+    }
+
+    /// Copies the weights of `ids` to `out`; unknown rows come as `unknown` has them.
+    fn read_or(&self, ids: &[u64], out: &mut [f32], unknown: impl Fn(u64, &mut [f32])) {
         for (ids, out) in ids.chunks(AHEAD).zip(out.chunks_mut(AHEAD * self.width)) {
             ids.iter().for_each(|id| prefetch::item(self.index.bucket(index::hash(*id))));
             let mut numbers = [None; AHEAD];
@@ -128,17 +149,17 @@ impl Table {
                 *number = self.index.find(index::hash(*id), *id);
                 number.iter().for_each(|number| self.rows.ask_for(*number, self.width));
             }
-            for (number, out) in numbers.iter().zip(out.chunks_exact_mut(self.width)) {
+            for ((id, number), out) in ids.iter().zip(&numbers).zip(out.chunks_exact_mut(self.width)) {
                 match number {
                     Some(number) => copy(&self.rows.row(*number)[..self.width], out),
-                    None => out.fill(0.0),
+                    None => unknown(*id, out),
                 }
             }
         }
     }
 
     /// Applies a gradient to the row of each id, in order, with `factor` times the learning rate; unknown rows
-    /// are born first.
+    /// are born first, where a bound does not refuse them.
     ///
     /// An id that comes twice gets both its gradients, one after the other.
     pub fn push(&mut self, ids: &[u64], gradients: &[f32], optimizer: &Optimizer, factor: f32) {
@@ -147,15 +168,17 @@ impl Table {
         with_rule!(optimizer, rule => {
             let moving = Moving { width, rule, factor, gradients };
             match l2 == 0.0 {
-                true => self.visit(ids, floats, moving),
-                false => self.visit(ids, floats, Decaying { moving, l2, sum: vec![0.0; width] }),
+                true => self.train(ids, floats, moving),
+                false => self.train(ids, floats, Decaying { moving, l2, sum: vec![0.0; width] }),
             }
         });
     }
 
     /// Another server begins to copy the table: it has nothing yet.
     pub fn begin_copy(&mut self) {
-        self.unsent = Some(Unsent::all(self.ids()));
+        // Rows of a table with a bound are known by their numbers, for their ids may change.
+        let all = if self.is_numbered() { (0..self.len() as u64).collect() } else { self.ids() };
+        self.unsent = Some(Unsent::all(all));
     }
 
     /// Nobody copies the table any more.
@@ -168,9 +191,18 @@ impl Table {
         self.unsent.as_ref().map_or(0, Unsent::len)
     }
 
-    /// Some of those rows, at most so many: their ids, and appended to `rows` weights and slots of each.
-    pub fn copy_next(&mut self, most: usize, rows: &mut Vec<f32>) -> Vec<u64> {
-        let Some(unsent) = &mut self.unsent else { return Vec::new() };
+    /// Some of those rows, at most so many: their ids, where the table has a bound in bytes their numbers, and appended
+    /// to `rows` weights and slots of each.
+    pub fn copy_next(&mut self, most: usize, rows: &mut Vec<f32>) -> (Vec<u64>, Vec<u32>) {
+        let Some(unsent) = &mut self.unsent else { return Default::default() };
+        if let Some(clock) = self.bound.as_ref().and_then(|bound| bound.clock.as_ref()) {
+            let numbers: Vec<u32> = unsent.next(most).into_iter().map(|number| number as u32).collect();
+            for number in &numbers {
+                unsent.sent(*number);
+                rows.extend_from_slice(self.rows.row(*number));
+            }
+            return (numbers.iter().map(|number| clock.ids()[*number as usize]).collect(), numbers);
+        }
         let ids = unsent.next(most);
         rows.reserve(ids.len() * (self.width + self.slots_born.len()));
         let mut numbers = [0; AHEAD];
@@ -185,7 +217,7 @@ impl Table {
                 rows.extend_from_slice(self.rows.row(*number));
             }
         }
-        ids
+        (ids, Vec::new())
     }
 
     /// Makes these rows, weights and slots of each, what they are elsewhere; unknown ones are added.
@@ -195,17 +227,32 @@ impl Table {
         self.visit(ids, floats, Replacing { floats, rows });
     }
 
+    /// The same where the rows have numbers of their own.
+    pub(crate) fn put_numbered(&mut self, ids: &[u64], numbers: &[u32], rows: &[f32]) {
+        let floats = self.width + self.slots_born.len();
+        assert_eq!((rows.len(), numbers.len()), (ids.len() * floats, ids.len()), "every row is whole");
+        for ((id, number), row) in ids.iter().zip(numbers).zip(rows.chunks_exact(floats)) {
+            self.place(*number, *id);
+            copy(row, self.rows.row_mut(*number));
+        }
+    }
+
     /// Makes room for the rows of a checkpoint, in a table that has none.
     pub(crate) fn make_room(&mut self, rows: usize) {
         assert!(self.is_empty(), "only an empty table is made ready");
-        self.index = Index::with_room(rows);
+        if !self.is_numbered() {
+            self.index = Index::with_room(rows);
+        }
     }
 
     /// Puts a row in place as a checkpoint holds it. `false`: the id was there already, and its row is now this one.
     pub fn restore(&mut self, id: u64, weights: &[f32], slots: &[f32]) -> bool {
         let fresh = self.rows.len();
-        let number = self.index.find_or_insert(index::hash(id), id, fresh);
-        if number == fresh {
+        let number = match self.is_numbered() {
+            true => self.place_next(id),
+            false => self.index.find_or_insert(index::hash(id), id, fresh),
+        };
+        if number == self.rows.len() {
             self.rows.append();
         }
         let (w, s) = self.rows.row_mut(number).split_at_mut(self.width);
@@ -236,7 +283,10 @@ impl Table {
 
     /// The checkpoint that the table was restored from has all rows as they are now.
     pub(crate) fn is_as_in(&mut self, checkpoint: u64) {
-        self.changes.begin_from(checkpoint, self.len());
+        // What goes by other numbers cannot be added to.
+        if !self.is_renumbered() {
+            self.changes.begin_from(checkpoint, self.len());
+        }
     }
 
     /// All rows.
@@ -251,13 +301,15 @@ impl Table {
 
     /// Cuts the table: [`Table::take`] gives the rows that are `due` as they are now, whatever is pushed meanwhile.
     pub(crate) fn cut(&mut self, order: Order, due: Bits) {
-        self.changes.cut(order, self.len(), due);
+        self.changes.cut(order, self.len(), due, self.is_numbered());
     }
 
     /// Appends the next rows of a cut to `out`, about as many as can be copied in a millisecond; none where many wait
     /// that need no copy once `out` is empty. `false`: there are no more.
     pub fn take(&mut self, checkpoint: u64, out: &mut Rows) -> bool {
-        self.changes.take(checkpoint, &self.index, &self.rows, self.width, out)
+        let clock = self.bound.as_ref().and_then(|bound| bound.clock.as_ref());
+        let names = clock.map_or(Names::Index(&self.index), |clock| Names::Numbers(clock.ids()));
+        self.changes.take(checkpoint, names, &self.rows, self.width, out)
     }
 
     /// The checkpoint of a cut will not be there.
@@ -269,6 +321,14 @@ impl Table {
     /// asked for before.
     fn visit(&mut self, ids: &[u64], floats: usize, work: impl Work) {
         Arch::new().dispatch(Visit { table: self, ids, floats, work });
+    }
+
+    /// The same, where the table has no bound that says otherwise.
+    fn train(&mut self, ids: &[u64], floats: usize, work: impl Work) {
+        match self.bound {
+            None => self.visit(ids, floats, work),
+            Some(_) => Arch::new().dispatch(BoundedPush { table: self, ids, floats, work }),
+        }
     }
 
     /// Looks up ids and tells which are not where they are looked for first: to stop for one would hold up all
@@ -324,8 +384,10 @@ impl Table {
     /// Rows are about to change.
     #[cold]
     fn about_to_change(&mut self, ids: &[u64], numbers: &[u32]) {
+        let by_number = self.is_numbered();
         if let Some(unsent) = &mut self.unsent {
-            ids.iter().zip(numbers).for_each(|(id, number)| unsent.changed(*id, *number));
+            let key = |id: u64, number: u32| if by_number { u64::from(number) } else { id };
+            ids.iter().zip(numbers).for_each(|(id, number)| unsent.changed(key(*id, *number), *number));
         }
     }
 }

@@ -46,6 +46,14 @@ pub(crate) fn rounded_model() -> Arc<Model> {
     )
 }
 
+/// A model whose tables have room for some tens of rows in each partition; users get a row when they are named twice.
+pub(crate) fn bounded_model(optimizer: OptimizerSpec) -> Arc<Model> {
+    let said =
+        r#"{ "*": { "memory_max": "8Ki" }, "users": { "admit_after": 2 }, "items": { "evict": "age" } }"#;
+    let tables = serde_json::from_str(said).expect("a sound setting");
+    Arc::new(Model::new("test", shape(), optimizer, SEED, PARTITIONS).with_tables(&tables))
+}
+
 /// The first `count` ids that live in `partition`.
 pub(crate) fn ids_of(partition: PartitionId, count: usize) -> Vec<u64> {
     (0..).filter(|id| partition_of_row(*id, PARTITIONS) == partition).take(count).collect()

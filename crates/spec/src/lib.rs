@@ -38,4 +38,4 @@ pub use layout::Layout;
 pub use optimizer::OptimizerSpec;
 pub use schedule::{Position, Schedule};
 pub use shape::{Initializer, ModelShape, TableShape, TensorShape};
-pub use tables::{Precision, TableSpec, TablesSpec};
+pub use tables::{Evict, Precision, TableSpec, TablesSpec};

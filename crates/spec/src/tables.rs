@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::amount;
 use crate::settings::Rule;
 
 /// The name that stands for every table.
@@ -26,7 +27,13 @@ pub struct TableSetting {
 pub const TABLE_SETTINGS: &[TableSetting] = &[
     TableSetting { key: "l2", rule: Rule::NotNegative },
     TableSetting { key: "wire", rule: Rule::OneOf(&["f32", "bf16", "f16"]) },
+    TableSetting { key: "memory_max", rule: Rule::Amount },
+    TableSetting { key: "admit_after", rule: Rule::Count { min: 1, max: ADMIT_AFTER_MAX } },
+    TableSetting { key: "evict", rule: Rule::OneOf(&["use", "age"]) },
 ];
+
+/// Servers count the pushes of an id that has no row up to this.
+pub const ADMIT_AFTER_MAX: u64 = 255;
 
 /// How exact the numbers are that travel between workers and servers. Servers and workers compute with f32.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,14 +48,45 @@ pub enum Precision {
     F16,
 }
 
+/// Whose row goes where a table is full.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Evict {
+    /// One that was not trained for about a round of the clock.
+    #[default]
+    Use,
+    /// The one that was born first.
+    Age,
+}
+
 /// What counts for one table.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TableSpec {
     /// So much of a weight is added to its gradient before the optimizer's rule is applied; 0: nothing.
     pub l2: f32,
     /// How its rows and their gradients travel.
     pub wire: Precision,
+    /// So many bytes may its rows, slots and indexes take over all partitions; `None`: as many as they need.
+    #[serde(deserialize_with = "bytes")]
+    pub memory_max: Option<u64>,
+    /// So many pushes name an id before it gets a row.
+    pub admit_after: u8,
+    /// Whose row goes where the table is full.
+    pub evict: Evict,
+}
+
+impl Default for TableSpec {
+    fn default() -> Self {
+        TableSpec { l2: 0.0, wire: Precision::F32, memory_max: None, admit_after: 1, evict: Evict::Use }
+    }
+}
+
+/// An amount of memory as a job file has it.
+fn bytes<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    let Some(text) = Option::<String>::deserialize(from)? else { return Ok(None) };
+    let wrong = || serde::de::Error::custom(format!("{text:?} is no amount of memory"));
+    amount::whole(&text).map(Some).ok_or_else(wrong)
 }
 
 /// What was said of tables, checked.
@@ -84,15 +122,27 @@ mod tests {
         let said = tables(
             r#"{ "*": { "l2": 0.5, "wire": "f16" }, "users": { "l2": 0.25 }, "items": { "wire": "bf16" } }"#,
         );
-        assert_eq!(said.of("users"), TableSpec { l2: 0.25, wire: Precision::F16 });
-        assert_eq!(said.of("items"), TableSpec { l2: 0.5, wire: Precision::Bf16 });
-        assert_eq!(said.of("others"), TableSpec { l2: 0.5, wire: Precision::F16 });
+        assert_eq!(said.of("users"), TableSpec { l2: 0.25, wire: Precision::F16, ..TableSpec::default() });
+        assert_eq!(said.of("items"), TableSpec { l2: 0.5, wire: Precision::Bf16, ..TableSpec::default() });
+        assert_eq!(said.of("others"), TableSpec { l2: 0.5, wire: Precision::F16, ..TableSpec::default() });
         assert_eq!(said.names().collect::<Vec<_>>(), ["items", "users"]);
     }
 
     #[test]
     fn nothing_said_is_the_default() {
-        assert_eq!(TablesSpec::default().of("users"), TableSpec { l2: 0.0, wire: Precision::F32 });
+        let spec = TablesSpec::default().of("users");
+        assert_eq!(spec, TableSpec::default());
+        assert_eq!((spec.l2, spec.wire, spec.memory_max, spec.admit_after), (0.0, Precision::F32, None, 1));
+    }
+
+    #[test]
+    fn memory_is_an_amount_and_the_rest_counts_for_all_tables() {
+        let said = tables(
+            r#"{ "*": { "evict": "age", "admit_after": 3 }, "users": { "memory_max": "2Gi", "admit_after": 255 } }"#,
+        );
+        let users = said.of("users");
+        assert_eq!((users.memory_max, users.admit_after, users.evict), (Some(2 << 30), 255, Evict::Age));
+        assert_eq!((said.of("items").memory_max, said.of("items").admit_after), (None, 3));
     }
 
     /// Goal: a key that is checked is also read.

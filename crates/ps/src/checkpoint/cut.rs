@@ -1,9 +1,9 @@
 //! A partition at one moment between two pushes: what the lock is held for, and what is taken away later.
 
-use crate::checkpoint::{FORMAT, Head};
+use crate::checkpoint::{FORMAT, FORMAT_UNBOUNDED, Head};
 use crate::error::{Error, Result};
 use crate::partition::Partition;
-use crate::table::{Order, Rows};
+use crate::table::{Order, Rows, Table};
 
 /// Floats in one piece of a tensor.
 const PIECE_FLOATS: usize = 1 << 20;
@@ -12,7 +12,8 @@ const PIECE_FLOATS: usize = 1 << 20;
 #[derive(Debug)]
 pub struct Cut {
     pub(super) head: Head,
-    /// Tensors whole, by their place among the names of tables and tensors; each in pieces.
+    /// Tensors whole and counts of strangers, by their place among the names of tables, tensors and counts; each in
+    /// pieces.
     pub(super) tensors: Vec<(usize, Rows)>,
     /// The table whose rows come next.
     table: usize,
@@ -30,10 +31,15 @@ impl Cut {
             let (values, slots) = (tensor.values(), tensor.slots());
             for piece in 0..values.len().max(slots.len()).div_ceil(PIECE_FLOATS) {
                 let part = |all: &[f32]| all.chunks(PIECE_FLOATS).nth(piece).unwrap_or(&[]).to_vec();
-                let rows = Rows { ids: vec![piece as u64], weights: part(values), slots: part(slots) };
-                tensors.push((shape.tables.len() + index, rows));
+                let (ids, weights, slots) = (vec![piece as u64], part(values), part(slots));
+                tensors.push((shape.tables.len() + index, Rows { ids, weights, slots, ..Rows::default() }));
             }
         }
+        for (place, table) in partition.tables().iter().enumerate() {
+            let rows = Rows { ids: table.strangers().0, ..Rows::default() };
+            tensors.push((shape.tables.len() + shape.tensors.len() + place, rows));
+        }
+        tensors.retain(|(_, piece)| !piece.is_empty());
         Cut { head, tensors, table: 0 }
     }
 
@@ -64,14 +70,18 @@ impl Cut {
 impl Head {
     /// What there is to say of a partition at this moment, outside of any checkpoint.
     pub fn of(partition: &Partition) -> Self {
-        head(partition, 0, None, partition.tables().iter().map(|t| t.len() as u64).collect())
+        let tables = partition.tables();
+        let head = head(partition, 0, None, tables.iter().map(|t| t.len() as u64).collect());
+        let bounds = if head.bounds.is_empty() { &[] } else { tables };
+        Head { bounds: bounds.iter().map(Table::whole_bounds).collect(), ..head }
     }
 }
 
 fn head(partition: &Partition, checkpoint: u64, base: Option<u64>, rows: Vec<u64>) -> Head {
     let (model, memory) = (partition.model(), partition.memory());
+    let bounded = partition.tables().iter().any(|table| table.counts().is_some());
     Head {
-        format: FORMAT,
+        format: if bounded { FORMAT } else { FORMAT_UNBOUNDED },
         checkpoint,
         base,
         job: model.job.clone(),
@@ -87,5 +97,6 @@ fn head(partition: &Partition, checkpoint: u64, base: Option<u64>, rows: Vec<u64
         marks: memory.marks.open().clone(),
         closed: memory.marks.closed().clone(),
         audit: memory.audit.clone(),
+        bounds: partition.tables().iter().filter(|_| bounded).map(Table::bounds).collect(),
     }
 }

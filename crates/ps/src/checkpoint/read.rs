@@ -5,13 +5,13 @@ use std::io::{Cursor, Read, Seek};
 use std::path::Path;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{Float32Type, Int32Type, UInt64Type};
+use arrow_array::types::{Float32Type, Int32Type, UInt32Type, UInt64Type};
 use arrow_array::{Array, ListArray, RecordBatch};
 use arrow_ipc::reader::FileReader;
 use arrow_schema::ArrowError;
 use elasticdl_storage::Source;
 
-use crate::checkpoint::{COLUMNS, FORMAT, HEAD_KEY, Head, Sum};
+use crate::checkpoint::{COLUMNS, FORMAT, FORMAT_UNBOUNDED, HEAD_KEY, Head, Sum};
 use crate::error::{Error, Result};
 
 /// What a chain of files in memory holds, without a partition to put it in.
@@ -29,7 +29,7 @@ pub struct Contents {
 pub fn decode_contents(chain: &[&[u8]]) -> Result<Contents> {
     let path = Path::new("memory");
     let mut told: Option<(Head, Vec<Vec<f32>>)> = None;
-    let mut tables: Vec<BTreeMap<u64, Vec<f32>>> = Vec::new();
+    let mut tables: Vec<BTreeMap<u64, (u64, Vec<f32>)>> = Vec::new();
     for bytes in chain {
         let mut file = CheckpointFile::over(path, Cursor::new(bytes))?;
         let shape = &file.head.shape;
@@ -37,17 +37,23 @@ pub fn decode_contents(chain: &[&[u8]]) -> Result<Contents> {
         let mut tensors = vec![Vec::new(); shape.tensors.len()];
         while let Some(batch) = file.next_batch()? {
             match tables.get_mut(batch.name) {
-                None => tensors[batch.name - tables.len()].extend_from_slice(batch.weights()),
+                None => {
+                    // Counts of strangers come after the last tensor.
+                    let tensor = tensors.get_mut(batch.name - tables.len());
+                    tensor.into_iter().for_each(|tensor| tensor.extend_from_slice(batch.weights()));
+                }
                 Some(rows) => {
                     let each = batch.weights().chunks_exact(batch.weights().len() / batch.ids().len());
-                    rows.extend(batch.ids().iter().copied().zip(each.map(<[f32]>::to_vec)));
+                    let each = batch.ids().iter().copied().zip(each.map(<[f32]>::to_vec));
+                    rows.extend(batch.keys().zip(each));
                 }
             }
         }
         told = Some((file.head, tensors));
     }
     let (head, tensors) = told.ok_or_else(|| Error::damaged(path, "the chain has no file"))?;
-    let rows = |rows: BTreeMap<u64, Vec<f32>>| {
+    let rows = |rows: BTreeMap<u64, (u64, Vec<f32>)>| {
+        let rows: BTreeMap<u64, Vec<f32>> = rows.into_values().collect();
         (rows.keys().copied().collect(), rows.into_values().flatten().collect())
     };
     Ok(Contents { head, tables: tables.into_iter().map(rows).collect(), tensors })
@@ -92,9 +98,9 @@ pub(super) struct CheckpointFile<'a, R = Source> {
     reader: FileReader<R>,
 }
 
-/// Rows of one table, or a piece of one tensor.
+/// Rows of one table, a piece of one tensor, or counts of one table.
 pub(super) struct Batch {
-    /// Which table, or (counted on from there) which tensor of the shape.
+    /// Which table, or (counted on from there) which tensor of the shape, or whose counts.
     pub(super) name: usize,
     batch: RecordBatch,
 }
@@ -112,13 +118,19 @@ impl<'a, R: Read + Seek> CheckpointFile<'a, R> {
     pub(super) fn over(path: &'a Path, source: R) -> Result<Self> {
         let reader = FileReader::try_new(source, None).map_err(|e| arrow_error(path, e))?;
         let schema = reader.schema();
-        if schema.fields().iter().map(|f| f.name().as_str()).ne(COLUMNS) {
-            return Err(Error::foreign(path, "format", format!("it has other columns than {COLUMNS:?}")));
+        let names = || schema.fields().iter().map(|f| f.name().as_str());
+        let foreign =
+            |columns| Error::foreign(path, "format", format!("it has other columns than {columns:?}"));
+        if !COLUMNS.starts_with(&names().collect::<Vec<_>>()) {
+            return Err(foreign(&COLUMNS[..4]));
         }
         let Some(head) = schema.metadata().get(HEAD_KEY) else {
             return Err(Error::foreign(path, "format", format!("its schema has no metadata {HEAD_KEY:?}")));
         };
         let head = parse_head(path, head)?;
+        if names().ne(head.columns().iter().copied()) {
+            return Err(foreign(head.columns()));
+        }
         Ok(CheckpointFile { path, head, reader })
     }
 
@@ -131,7 +143,9 @@ impl<'a, R: Read + Seek> CheckpointFile<'a, R> {
             }
             let names = batch.column(0).as_dictionary::<Int32Type>().keys();
             let name = usize::try_from(names.value(0)).unwrap_or(usize::MAX);
-            let known = self.head.shape.tables.len() + self.head.shape.tensors.len();
+            let (tables, tensors) = (self.head.shape.tables.len(), self.head.shape.tensors.len());
+            let counts = if self.head.bounds.is_empty() { 0 } else { tables };
+            let known = tables + tensors + counts;
             if name >= known || names.values().iter().any(|n| *n != names.value(0)) {
                 return Err(Error::damaged(self.path, "a record batch mixes tables or has none"));
             }
@@ -143,6 +157,18 @@ impl<'a, R: Read + Seek> CheckpointFile<'a, R> {
 impl Batch {
     pub(super) fn ids(&self) -> &[u64] {
         self.batch.column(1).as_primitive::<UInt64Type>().values()
+    }
+
+    /// The numbers of the rows, if those count.
+    pub(super) fn numbers(&self) -> Option<&[u32]> {
+        let numbers = self.batch.columns().get(4)?.as_primitive::<UInt32Type>();
+        (numbers.null_count() == 0).then(|| &numbers.values()[..])
+    }
+
+    /// What rows of one table are told apart by, in all files of a chain: their numbers or their ids.
+    pub(super) fn keys(&self) -> impl Iterator<Item = u64> {
+        let numbers = self.numbers();
+        self.ids().iter().enumerate().map(move |(i, id)| numbers.map_or(*id, |numbers| numbers[i].into()))
     }
 
     /// The weights of all rows, one after the other.
@@ -175,6 +201,10 @@ fn parse_head(path: &Path, text: &str) -> Result<Head> {
     }
     let head: Head = serde_json::from_str(text).map_err(broken)?;
     let tables = head.shape.tables.len();
+    let bounds = if format > FORMAT_UNBOUNDED { tables } else { 0 };
+    if head.bounds.len() != bounds {
+        return Err(Error::damaged(path, "it does not say what bounds its tables have"));
+    }
     if head.rows.len() != tables || head.partition_rows().len() != tables {
         return Err(Error::damaged(path, "it does not say how many rows each table has"));
     }

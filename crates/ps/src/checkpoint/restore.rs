@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::marks::Marks;
 use crate::model::Model;
 use crate::partition::Partition;
+use crate::table::{Bounds, Words};
 
 /// Opens a partition as a chain of files holds it, under a new incarnation. The chain begins with its oldest file.
 ///
@@ -71,6 +72,8 @@ struct Last {
     head: Head,
     /// Values and slots of the tensors that live here.
     tensors: Vec<(Vec<f32>, Vec<f32>)>,
+    /// By table: counts of ids without a row.
+    strangers: Vec<Vec<u64>>,
 }
 
 impl<'a> Restoring<'a> {
@@ -89,13 +92,19 @@ impl<'a> Restoring<'a> {
         check_follows(&file.head, checkpoint, self.last.take().map(|last| last.checkpoint), path)?;
         let mut tensors: Vec<(Vec<f32>, Vec<f32>)> = vec![Default::default(); self.partition.tensors().len()];
         let mut rows = vec![0; self.model.shape.tables.len()];
+        let mut strangers = vec![Vec::new(); rows.len()];
         let ours = self.model.tensors_of(id).unwrap_or_default();
         while let Some(batch) = file.next_batch()? {
             let Some(tensor) = batch.name.checked_sub(rows.len()) else {
                 rows[batch.name] += batch.ids().len() as u64;
-                fill_table(&mut self.partition, &batch, file.head.base, path)?;
+                let rows_of_all = file.head.partition_rows()[batch.name];
+                fill_table(&mut self.partition, &batch, (file.head.base, rows_of_all), path)?;
                 continue;
             };
+            if let Some(table) = tensor.checked_sub(self.model.shape.tensors.len()) {
+                strangers[table].extend_from_slice(batch.ids());
+                continue;
+            }
             let Some(place) = ours.iter().position(|i| *i == tensor) else {
                 let reason = format!("it holds tensor number {tensor} of another partition");
                 return Err(Error::damaged(path, reason));
@@ -108,7 +117,7 @@ impl<'a> Restoring<'a> {
             let name = &table.shape().name;
             return Err(Error::damaged(path, format!("{found} of {said} rows of {name:?}")));
         }
-        self.last = Some(Last { checkpoint, path: path.into(), head: file.head, tensors });
+        self.last = Some(Last { checkpoint, path: path.into(), head: file.head, tensors, strangers });
         Ok(())
     }
 
@@ -116,7 +125,7 @@ impl<'a> Restoring<'a> {
     fn finish(mut self) -> Result<Partition> {
         let nothing =
             || Error::damaged(&path_of(Path::new(""), self.partition.id()), "it is in no checkpoint");
-        let Last { path, head, tensors, .. } = self.last.take().ok_or_else(nothing)?;
+        let Last { path, mut head, tensors, strangers, .. } = self.last.take().ok_or_else(nothing)?;
         let (tables, places, memory) = self.partition.restoring();
         for (table, rows) in tables.iter().zip(head.partition_rows()) {
             if table.len() as u64 != *rows {
@@ -125,6 +134,13 @@ impl<'a> Restoring<'a> {
                     &path,
                     format!("with what it adds to, {found} of {rows} rows of {name:?}"),
                 ));
+            }
+        }
+        head.bounds.resize_with(tables.len(), Bounds::default);
+        for ((table, bounds), strangers) in tables.iter_mut().zip(head.bounds).zip(strangers) {
+            if !table.restore_bound(&Bounds { strangers: Words(strangers), ..bounds }) {
+                let name = &table.shape().name;
+                return Err(Error::damaged(&path, format!("rows of {name:?} are missing by their numbers")));
             }
         }
         for (place, (values, slots)) in places.iter_mut().zip(tensors) {
@@ -153,7 +169,12 @@ pub(super) fn check_follows(head: &Head, checkpoint: u64, before: Option<u64>, p
 }
 
 /// Puts rows in place. A whole file has each row once; one that adds to another has later states of its rows.
-fn fill_table(partition: &mut Partition, batch: &Batch, base: Option<u64>, path: &Path) -> Result<()> {
+fn fill_table(
+    partition: &mut Partition,
+    batch: &Batch,
+    (base, rows_of_all): (Option<u64>, u64),
+    path: &Path,
+) -> Result<()> {
     let (id, partitions) = (partition.id(), partition.model().partitions);
     let (ids, weights, slots) = (batch.ids(), batch.weights(), batch.slots());
     let (tables, ..) = partition.restoring();
@@ -166,10 +187,23 @@ fn fill_table(partition: &mut Partition, batch: &Batch, base: Option<u64>, path:
             format!("rows of {name:?} are not {width} + {per_row} floats long"),
         ));
     }
+    let numbers = batch.numbers().filter(|_| table.is_numbered());
+    if numbers.is_none() && batch.numbers().is_some() && base.is_some() {
+        let name = &table.shape().name;
+        let found =
+            format!("table {name:?} has a bound in the file and none in this job, and the file is not whole");
+        return Err(Error::foreign(path, "tables", found));
+    }
     for (i, row) in ids.iter().enumerate() {
         let placed = partition_of_row(*row, partitions) == id;
+        if let Some(number) = numbers.map(|numbers| numbers[i]) {
+            if u64::from(number) >= rows_of_all {
+                return Err(Error::damaged(path, format!("row {row} has number {number} of {rows_of_all}")));
+            }
+            table.place(number, *row);
+        }
         let fresh = table.restore(*row, &weights[i * width..][..width], &slots[i * per_row..][..per_row]);
-        if !placed || !(fresh || base.is_some()) {
+        if !placed || !(fresh || base.is_some() || numbers.is_some()) {
             return Err(Error::damaged(path, format!("row {row} is there twice or lives elsewhere")));
         }
     }

@@ -117,7 +117,7 @@ impl Reader {
                             let newer = &mut newer[batch.name];
                             visit_rows(table, &batch, (age > 0).then_some(&*newer), &mut visit)?;
                             if !is_oldest {
-                                batch.ids().iter().for_each(|id| newer.insert(*id));
+                                batch.keys().for_each(|key| newer.insert(key));
                             }
                         }
                         Some(table) => {
@@ -126,7 +126,11 @@ impl Reader {
                         }
                         // Each file has all tensors, and the newest file comes first.
                         None if age > 0 => {}
-                        None => tensors[batch.name - shape.tables.len()].extend_from_slice(batch.weights()),
+                        // Counts of strangers come after the last tensor.
+                        None => {
+                            let tensor = tensors.get_mut(batch.name - shape.tables.len());
+                            tensor.into_iter().for_each(|tensor| tensor.extend_from_slice(batch.weights()));
+                        }
                     }
                 }
             }
@@ -151,9 +155,9 @@ fn visit_rows<E>(
 ) -> std::result::Result<(), E> {
     let (ids, weights) = (batch.ids(), batch.weights());
     let Some(newer) = newer else { return visit(Piece::Rows { table, ids, weights }) };
-    let rows = ids.iter().copied().zip(weights.chunks_exact(table.width()));
+    let rows = batch.keys().zip(ids.iter().copied().zip(weights.chunks_exact(table.width())));
     let (mut ids, mut weights) = (Vec::new(), Vec::new());
-    for (id, row) in rows.filter(|(id, _)| !newer.contains(*id)) {
+    for (_, (id, row)) in rows.filter(|(key, _)| !newer.contains(*key)) {
         ids.push(id);
         weights.extend_from_slice(row);
     }

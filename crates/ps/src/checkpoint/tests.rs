@@ -13,7 +13,7 @@ use super::*;
 use crate::error::Error;
 use crate::model::Model;
 use crate::partition::{Partition, Push, RowGradients};
-use crate::test_model::{self, PARTITIONS, SEED, ids_of, model, model_with, shape};
+use crate::test_model::{self, PARTITIONS, SEED, bounded_model, ids_of, model, model_with, shape};
 
 const ADAM: OptimizerSpec =
     OptimizerSpec::Adam { learning_rate: 0.1, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
@@ -77,7 +77,11 @@ fn bits(partition: &Partition) -> String {
     });
     let tensors = partition.tensors().iter().map(|t| (bits(t.values()), bits(t.slots())));
     let (tables, tensors): (Vec<_>, Vec<_>) = (tables.collect(), tensors.collect());
-    format!("{tables:?} {tensors:?} {:?}", partition.memory())
+    // Rows of tables with a bound keep their numbers, and what was counted.
+    let bounds = partition.tables().iter().filter(|t| t.counts().is_some());
+    let bounds = bounds.map(|t| (t.is_numbered().then(|| t.ids()), t.bounds(), t.strangers()));
+    let bounds: Vec<_> = bounds.collect();
+    format!("{tables:?} {tensors:?} {:?} {bounds:?}", partition.memory())
 }
 
 fn trained(optimizer: OptimizerSpec) -> Partition {

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use arrow_array::{
     Array, ArrayRef, DictionaryArray, FixedSizeListArray, Float32Array, Int32Array, ListArray, RecordBatch,
-    StringArray, UInt64Array,
+    StringArray, UInt32Array, UInt64Array,
 };
 use arrow_buffer::{ArrowNativeType, ScalarBuffer};
 use arrow_ipc::writer::FileWriter;
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 
-use crate::checkpoint::{COLUMNS, Cut, HEAD_KEY, Head, Sum, path_of};
+use crate::checkpoint::{Cut, HEAD_KEY, Head, Sum, path_of};
 use crate::error::{Error, Result};
 use crate::partition::Partition;
 use crate::table::{Order, Rows};
@@ -39,7 +39,11 @@ impl<W: Write> Encoder<W> {
         let schema = schema(&cut.head)?;
         let shape = &cut.head.shape;
         let tables = shape.tables.iter().map(|t| t.name.as_str());
-        let names: Vec<&str> = tables.chain(shape.tensors.iter().map(|t| t.name.as_str())).collect();
+        let mut names: Vec<String> =
+            tables.chain(shape.tensors.iter().map(|t| t.name.as_str())).map(String::from).collect();
+        if !cut.head.bounds.is_empty() {
+            names.extend(shape.tables.iter().map(|table| format!("counts of {}", table.name)));
+        }
         let names: ArrayRef = Arc::new(StringArray::from(names));
         let file = Summing { inner, bytes: 0, crc: crc32fast::Hasher::new() };
         let buffered = BufWriter::with_capacity(BUFFER, file);
@@ -69,8 +73,9 @@ impl<W: Write> Encoder<W> {
     }
 
     fn put_batch(&mut self, name: usize, rows: &mut Rows) -> io::Result<()> {
-        let Rows { ids, weights, slots } = std::mem::take(rows);
-        let buffers = Buffers { ids: ids.into(), weights: weights.into(), slots: slots.into() };
+        let Rows { ids, numbers, weights, slots } = std::mem::take(rows);
+        let (ids, numbers) = (ids.into(), numbers.into());
+        let buffers = Buffers { ids, numbers, weights: weights.into(), slots: slots.into() };
         let batch = buffers.to_batch(name, &self.schema, &self.names).map_err(to_io)?;
         for first in (0..batch.num_rows()).step_by(BATCH_ROWS) {
             let part = batch.slice(first, BATCH_ROWS.min(batch.num_rows() - first));
@@ -85,6 +90,7 @@ impl<W: Write> Encoder<W> {
 /// Rows in the form that Arrow shares.
 struct Buffers {
     ids: ScalarBuffer<u64>,
+    numbers: ScalarBuffer<u32>,
     weights: ScalarBuffer<f32>,
     slots: ScalarBuffer<f32>,
 }
@@ -99,12 +105,18 @@ impl Buffers {
     ) -> std::result::Result<RecordBatch, ArrowError> {
         let rows = self.ids.len();
         let keys = Int32Array::from_value(name as i32, rows);
-        let columns: Vec<ArrayRef> = vec![
+        let mut columns: Vec<ArrayRef> = vec![
             Arc::new(DictionaryArray::try_new(keys, Arc::clone(names))?),
             Arc::new(UInt64Array::new(self.ids.clone(), None)),
             lists(&self.weights, rows)?,
             lists(&self.slots, rows)?,
         ];
+        if schema.fields().len() > columns.len() {
+            columns.push(match self.numbers.is_empty() {
+                true => Arc::new(UInt32Array::new_null(rows)),
+                false => Arc::new(UInt32Array::new(self.numbers.clone(), None)),
+            });
+        }
         RecordBatch::try_new(Arc::clone(schema), columns)
     }
 
@@ -115,7 +127,8 @@ impl Buffers {
             items.clear();
             items
         }
-        Rows { ids: emptied(self.ids), weights: emptied(self.weights), slots: emptied(self.slots) }
+        let (weights, slots) = (emptied(self.weights), emptied(self.slots));
+        Rows { ids: emptied(self.ids), numbers: emptied(self.numbers), weights, slots }
     }
 }
 
@@ -201,9 +214,12 @@ fn write_to<W: Write>(
 /// The file's schema; see the module [`crate::checkpoint`].
 fn schema(head: &Head) -> io::Result<SchemaRef> {
     let names = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8));
-    let types = [names, DataType::UInt64, floats(), floats()];
-    let fields: Vec<Field> =
-        COLUMNS.iter().zip(types).map(|(name, of)| Field::new(*name, of, false)).collect();
+    let types = [names, DataType::UInt64, floats(), floats(), DataType::UInt32];
+    let field = |(name, of): (&&str, DataType)| {
+        let nullable = of == DataType::UInt32;
+        Field::new(*name, of, nullable)
+    };
+    let fields: Vec<Field> = head.columns().iter().zip(types).map(field).collect();
     let head = serde_json::to_string(head)?;
     Ok(Arc::new(Schema::new_with_metadata(fields, [(HEAD_KEY, head)])))
 }

@@ -21,6 +21,9 @@ pub struct Copied {
     pub table: usize,
     /// Ids of the rows.
     pub ids: Vec<u64>,
+    /// Their numbers, where the table has a bound in bytes: an id may have made room for another one, which has its
+    /// number then.
+    pub numbers: Vec<u32>,
     /// Weights and slots of each, one after the other.
     pub rows: Vec<f32>,
     /// How many rows the whole table has.
@@ -62,8 +65,8 @@ impl Partition {
         let place = &mut self.tables[table];
         let fitting = floats_max / (place.shape().width() + place.slots());
         let mut rows = Vec::new();
-        let ids = place.copy_next(rows_max.min(fitting.max(1)), &mut rows);
-        Copied { table, ids, rows, rows_of_all: place.len() }
+        let (ids, numbers) = place.copy_next(rows_max.min(fitting.max(1)), &mut rows);
+        Copied { table, ids, numbers, rows, rows_of_all: place.len() }
     }
 
     /// Serves nobody from now on but who copies it, and tells what there is beside rows and tensors. `None`: a batch
@@ -103,7 +106,7 @@ impl Partition {
 
     /// Makes rows what they are at another server.
     pub fn put_rows(&mut self, copied: &Copied) -> Result<()> {
-        let Copied { table, ids, rows, rows_of_all } = copied;
+        let Copied { table, ids, numbers, rows, rows_of_all } = copied;
         let Some(place) = self.tables.get_mut(*table) else {
             return Err(self.misfit(format!("rows of table number {table}, which there is not")));
         };
@@ -112,7 +115,17 @@ impl Partition {
             let name = place.shape().name.clone();
             return Err(self.misfit(format!("{} floats of rows of {name:?}, {due} due", rows.len())));
         }
+        let (numbered, rows_max) = (place.is_numbered(), (*rows_of_all).min(ROWS_MAX));
+        let due = if numbered { ids.len() } else { 0 };
+        if numbers.len() != due || numbers.iter().any(|number| *number as usize >= rows_max) {
+            let name = place.shape().name.clone();
+            return Err(self.misfit(format!("{} numbers of rows of {name:?}, {due} due", numbers.len())));
+        }
         self.check_ids(*table, ids)?;
+        if numbered {
+            self.tables[*table].put_numbered(ids, numbers, rows);
+            return Ok(());
+        }
         if self.tables[*table].is_empty() {
             // They may come in the order of their hashes, which a growing index takes badly.
             self.tables[*table].make_room((*rows_of_all).max(ids.len()).min(ROWS_MAX));
@@ -140,6 +153,12 @@ impl Partition {
                 return Err(self.misfit(format!("tensor {name:?} is of another length")));
             }
         }
+        for (i, bounds) in head.bounds.iter().enumerate().take(self.tables.len()) {
+            if !self.tables[i].restore_bound(bounds) {
+                let name = self.tables[i].shape().name.clone();
+                return Err(self.misfit(format!("rows of table {name:?} are missing")));
+            }
+        }
         let memory = &mut self.memory;
         (memory.marks, memory.audit, memory.version) =
             (Marks::new(head.marks, head.closed), head.audit, head.version);
@@ -149,13 +168,15 @@ impl Partition {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use elasticdl_spec::{LeaseId, PartitionId, TaskId};
     use elasticdl_wire::ps::PushHeader;
     use proptest::prelude::*;
 
     use super::*;
     use crate::partition::{Push, RowGradients};
-    use crate::test_model::{ids_of, model};
+    use crate::test_model::{bounded_model, ids_of, model};
 
     const HERE: PartitionId = PartitionId(2);
     const LEASE: LeaseId = LeaseId { term: 1, n: 1 };
@@ -201,10 +222,12 @@ mod tests {
         #[test]
         fn a_copy_made_while_rows_change_is_exact(
             events in proptest::collection::vec((0..4u8, 0..40usize, 1..12usize), 1..60),
+            bounded in any::<bool>(),
         ) {
             let ids = ids_of(HERE, 52);
-            let mut old = Partition::new(model(), HERE, 4);
-            let mut new = Partition::new(model(), HERE, 5);
+            let model = if bounded { bounded_model(model().optimizer) } else { model() };
+            let mut old = Partition::new(Arc::clone(&model), HERE, 4);
+            let mut new = Partition::new(model, HERE, 5);
             let mut batch = 0;
             for (users, items) in [(0..9, 3..20), (5..30, 0..4)] {
                 push(&mut old, batch, 4, &ids[users], &ids[items]);
@@ -227,13 +250,52 @@ mod tests {
             while old.unsent() > 0 {
                 new.put_rows(&old.copy_next(7, 1000)).unwrap();
             }
+            // It travels as text.
+            let head = serde_json::from_str(&serde_json::to_string(&head).unwrap()).unwrap();
             new.take_over(head, tensors(&old)).unwrap();
             prop_assert_eq!(rows(&new), rows(&old));
+            let bounds = |of: &Partition| of.tables().iter().map(Table::whole_bounds).collect::<Vec<_>>();
+            prop_assert_eq!(bounds(&new), bounds(&old));
             prop_assert_eq!(tensors(&new), tensors(&old));
             prop_assert_eq!(new.memory(), old.memory());
             prop_assert_eq!(push(&mut new, batch - 1, 5, &ids[..1], &[]), Status::Duplicate);
             prop_assert_eq!(push(&mut new, batch, 5, &ids[..1], &[]), Status::Ok);
+            // Both go on alike, whoever has to go.
+            old.keep();
+            push(&mut old, batch, 4, &ids[..1], &[]);
+            for (batch, some) in (batch + 1..).zip([&ids[..40], &ids[10..], &ids[..40]]) {
+                push(&mut old, batch, 4, some, some);
+                push(&mut new, batch, 5, some, some);
+            }
+            prop_assert_eq!(rows(&new), rows(&old));
+            prop_assert_eq!(bounds(&new), bounds(&old));
         }
+    }
+
+    #[test]
+    fn rows_without_their_numbers_and_numbers_without_a_row_are_refused() {
+        let model = bounded_model(model().optimizer);
+        let mut old = Partition::new(Arc::clone(&model), HERE, 4);
+        let ids = ids_of(HERE, 3);
+        for batch in 0..2 {
+            push(&mut old, batch, 4, &ids, &ids);
+        }
+        old.begin_copy();
+        let users = old.copy_next(10, 1000);
+        assert_eq!(users.numbers, [0, 1, 2]);
+        let mut new = Partition::new(Arc::clone(&model), HERE, 5);
+        assert!(new.put_rows(&Copied { numbers: Vec::new(), ..users.clone() }).is_err());
+        assert!(new.put_rows(&Copied { numbers: vec![0, 1, 3], ..users.clone() }).is_err());
+        let head = old.hand_over().unwrap();
+        let items = old.copy_next(10, 1000);
+        new.put_rows(&items).unwrap();
+        new.put_rows(&Copied { numbers: vec![0, 2, 2], ..users.clone() }).unwrap();
+        assert!(new.take_over(head.clone(), tensors(&old)).is_err(), "row 1 is missing");
+        new.put_rows(&users).unwrap();
+        new.take_over(head, tensors(&old)).unwrap();
+        assert_eq!(rows(&new), rows(&old));
+        let mut plain = Partition::new(crate::test_model::model(), HERE, 5);
+        assert!(plain.put_rows(&users).is_err());
     }
 
     #[test]

@@ -120,9 +120,11 @@ impl Requests<'_> {
 }
 
 pub(super) fn put_copied(reply: &mut Frame, copied: &Copied) {
-    let Copied { table, ids, rows, rows_of_all } = copied;
+    let Copied { table, ids, numbers, rows, rows_of_all } = copied;
     reply.put_all(&[*table as u64, *rows_of_all as u64]);
     ps::put_ids(reply, ids);
+    reply.put(numbers.len() as u64);
+    numbers.iter().for_each(|number| reply.put(u64::from(*number)));
     reply.put(rows.len() as u64);
     reply.put_floats(rows);
 }
@@ -163,6 +165,9 @@ pub(super) fn take_some_rows(payload: &mut Payload<'_>, into: &mut Copied) -> wi
     into.rows_of_all = usize::try_from(payload.take()?).unwrap_or(usize::MAX);
     into.ids.clear();
     into.ids.extend_from_slice(ps::take_ids(payload)?);
+    into.numbers.clear();
+    let numbers = ps::take_ids(payload)?.iter();
+    into.numbers.extend(numbers.map(|number| u32::try_from(*number).unwrap_or(u32::MAX)));
     let floats = usize::try_from(payload.take()?).unwrap_or(usize::MAX);
     into.rows.clear();
     into.rows.extend_from_slice(payload.take_floats(floats)?);

@@ -5,7 +5,8 @@
 //! so the cut is the same whatever happens meanwhile. Which rows have changed since earlier cuts is noted in the same
 //! place, so that the next checkpoint may hold only those.
 //!
-//! Rows are known by their numbers. Births need no note: numbers only grow, and a cut knows how many there were.
+//! Rows are known by their numbers. Births need no note: numbers only grow, and a cut knows how many there were. A row
+//! that makes room for another one in a table with a bound has changed: its number is that of another id then.
 
 use super::index::{Index, Place, entries};
 use super::prefetch;
@@ -41,10 +42,13 @@ struct Cut {
     /// Rows that were neither taken away nor put aside.
     due: Bits,
     left: usize,
-    /// How far the index was gone through.
+    /// How far the index was gone through, or the numbers where the table has a bound.
     place: Place,
+    next: usize,
     /// Rows as they were at the cut, which have changed since.
     aside: Rows,
+    /// Whether the numbers of rows come with them.
+    numbered: bool,
 }
 
 /// Rows with their ids; all weights are of one length, all slots too.
@@ -52,6 +56,8 @@ struct Cut {
 pub struct Rows {
     /// Their ids.
     pub ids: Vec<u64>,
+    /// Their numbers, if those count: in a table that has a bound in bytes.
+    pub numbers: Vec<u32>,
     /// Their weights, one after the other.
     pub weights: Vec<f32>,
     /// Their slots, one after the other.
@@ -63,6 +69,15 @@ pub struct Rows {
 pub(crate) struct Bits {
     words: Vec<u64>,
     len: usize,
+}
+
+/// Where the ids of rows are.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Names<'a> {
+    /// In the index alone.
+    Index(&'a Index),
+    /// By number, in a table that has a bound in bytes.
+    Numbers(&'a [u64]),
 }
 
 /// What a cut is for.
@@ -102,14 +117,15 @@ impl Changes {
     }
 
     /// Cuts a table of so many rows, of which some are due. What was not taken away of an earlier cut is dropped.
-    pub(super) fn cut(&mut self, order: Order, rows: usize, due: Bits) {
+    pub(super) fn cut(&mut self, order: Order, rows: usize, due: Bits, numbered: bool) {
         self.keep_only(order.base);
         if order.is_basis {
             self.since.push(Since { checkpoint: order.checkpoint, changed: Bits::none(rows) });
         }
         let left = due.count();
-        let (place, aside) = (Place::default(), Rows::default());
-        self.cut = (left > 0).then_some(Cut { checkpoint: order.checkpoint, due, left, place, aside });
+        let (place, next, aside) = (Place::default(), 0, Rows::default());
+        let checkpoint = order.checkpoint;
+        self.cut = (left > 0).then_some(Cut { checkpoint, due, left, place, next, aside, numbered });
     }
 
     /// Appends the next rows of a cut to `out`, or none if it is better to empty `out` first. `false`: there are no
@@ -117,13 +133,13 @@ impl Changes {
     pub(super) fn take(
         &mut self,
         checkpoint: u64,
-        index: &Index,
+        names: Names<'_>,
         rows: &Slabs,
         width: usize,
         out: &mut Rows,
     ) -> bool {
         let Some(cut) = self.cut.as_mut().filter(|cut| cut.checkpoint == checkpoint) else { return false };
-        cut.take(index, rows, width, out);
+        cut.take(names, rows, width, out);
         if cut.left == 0 && cut.aside.is_empty() {
             self.cut = None;
         }
@@ -156,12 +172,12 @@ impl Cut {
         let due = |(id, number): (&u64, &u32)| self.due.remove(*number).then_some((*id, *number));
         found.extend(ids.iter().zip(numbers).filter_map(due));
         self.left -= found.len();
-        self.aside.copy(&found, rows, width);
+        self.aside.copy(&found, rows, width, self.numbered);
     }
 
     /// Whatever was put aside, and the next of those that were not. Where much was put aside, nothing else: into an
     /// empty `out` it comes without a copy, and to another one it does not come yet.
-    fn take(&mut self, index: &Index, rows: &Slabs, width: usize, out: &mut Rows) {
+    fn take(&mut self, names: Names<'_>, rows: &Slabs, width: usize, out: &mut Rows) {
         let most = (PIECE_FLOATS / rows.stride()).max(1);
         if self.aside.len() > most {
             if out.is_empty() {
@@ -170,6 +186,16 @@ impl Cut {
             return;
         }
         out.append(&mut self.aside);
+        let found = match names {
+            Names::Index(index) => self.next_of(index, most),
+            Names::Numbers(ids) => self.next_by_number(ids, most),
+        };
+        self.left -= found.len();
+        out.copy(&found, rows, width, self.numbered);
+    }
+
+    /// At most about so many rows that are due, as they come in the index.
+    fn next_of(&mut self, index: &Index, most: usize) -> Vec<(u64, u32)> {
         let mut found = Vec::with_capacity(most);
         let mut looked_at = 0;
         while found.len() < most.min(self.left) && looked_at < PIECE_BUCKETS {
@@ -179,8 +205,19 @@ impl Cut {
             let entries = buckets.iter().flat_map(entries);
             found.extend(entries.filter(|(_, number)| self.due.remove(*number)));
         }
-        self.left -= found.len();
-        out.copy(&found, rows, width);
+        found
+    }
+
+    /// At most so many rows that are due, in the order of their numbers.
+    fn next_by_number(&mut self, ids: &[u64], most: usize) -> Vec<(u64, u32)> {
+        let mut found = Vec::with_capacity(most);
+        let end = ids.len().min(self.next + PIECE_BUCKETS);
+        while found.len() < most && self.next < end {
+            let number = self.next as u32;
+            found.extend(self.due.remove(number).then(|| (ids[self.next], number)));
+            self.next += 1;
+        }
+        found
     }
 }
 
@@ -197,9 +234,10 @@ impl Rows {
 
     /// Adds rows by id and number, of which the first `width` floats are weights. They lie anywhere, so that they are
     /// asked for some time before they are copied.
-    fn copy(&mut self, found: &[(u64, u32)], rows: &Slabs, width: usize) {
+    fn copy(&mut self, found: &[(u64, u32)], rows: &Slabs, width: usize, numbered: bool) {
         let slots = rows.stride() - width;
         self.ids.extend(found.iter().map(|(id, _)| id));
+        self.numbers.extend(found.iter().filter(|_| numbered).map(|(_, number)| number));
         self.weights.reserve(found.len() * width);
         self.slots.reserve(found.len() * slots);
         found.iter().take(AHEAD).for_each(|(_, number)| rows.ask_for(*number, rows.stride()));
@@ -215,6 +253,7 @@ impl Rows {
 
     fn append(&mut self, others: &mut Rows) {
         self.ids.append(&mut others.ids);
+        self.numbers.append(&mut others.numbers);
         self.weights.append(&mut others.weights);
         self.slots.append(&mut others.slots);
     }

@@ -27,6 +27,11 @@ const STRETCH: usize = if cfg!(test) { 2 } else { 256 };
 /// From eight segments on they share huge pages.
 const SHARED_DEPTH: u32 = 3;
 
+/// A segment has room for so many standard deviations more than its share, where ids only come; and where they come and
+/// go for as long as a job lives.
+const DEVIATIONS: f64 = 4.0;
+const DEVIATIONS_BOUNDED: f64 = 8.0;
+
 /// Row numbers by id.
 #[derive(Debug)]
 pub(super) struct Index {
@@ -35,6 +40,15 @@ pub(super) struct Index {
     segments: Vec<Segment>,
     /// Where the buckets are.
     memory: Arena,
+    /// What it becomes at once when a single segment is not enough; `None`: it splits on and on.
+    planned: Option<Layout>,
+}
+
+/// Segments of one size.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    depth: u32,
+    size: Size,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -74,9 +88,21 @@ pub(super) fn hash(id: u64) -> u64 {
 
 impl Index {
     pub(super) fn new() -> Self {
-        let mut memory = Arena::default();
-        let first = Segment::new(&mut memory, Size::FIRST, 0);
-        Index { directory: vec![Lead { slot: first.slot, segment: 0 }], segments: vec![first], memory }
+        Index::of(Layout { depth: 0, size: Size::FIRST })
+    }
+
+    /// An empty index that will never hold more than so many ids, and then takes [`Index::bytes_bounded`] at most,
+    /// however often ids come and go.
+    pub(super) fn bounded(ids: usize) -> Self {
+        let planned = Layout::of(ids, DEVIATIONS_BOUNDED);
+        Index { planned: (planned.depth > 0).then_some(planned), ..Index::new() }
+    }
+
+    /// The bytes of a bounded index for so many ids.
+    pub(super) fn bytes_bounded(ids: usize) -> u64 {
+        let Layout { depth, size } = Layout::of(ids, DEVIATIONS_BOUNDED);
+        let segments = 1u64 << depth;
+        arena::bytes(size, segments, shared(depth)) + segments * size_of::<Lead>() as u64
     }
 
     /// An empty index with room for so many ids.
@@ -84,21 +110,16 @@ impl Index {
     /// Ids that come in the order of another index would else crowd at one end of a segment that is still small, and
     /// each would be looked for in all full buckets before its own.
     pub(super) fn with_room(ids: usize) -> Self {
-        let mut depth = 0;
-        // Hashes are even, and no segment gets many more than its share.
-        let due = |depth: u32| {
-            let share = ids as f64 / (1u64 << depth) as f64;
-            if depth == 0 { share } else { share + 4.0 * share.sqrt() }
-        };
-        let mut size = Size::FIRST;
-        while due(depth) > f64::from(room(size)) {
-            (depth, size) = size.next().map_or((depth + 1, Size::SPLIT), |larger| (depth, larger));
-        }
+        Index::of(Layout::of(ids, DEVIATIONS))
+    }
+
+    fn of(Layout { depth, size }: Layout) -> Self {
         let mut memory = Arena::default();
         let segments: Vec<Segment> =
             (0..1u32 << depth).map(|_| Segment::new(&mut memory, size, depth)).collect();
         let lead = |(segment, number): (&Segment, u32)| Lead { slot: segment.slot, segment: number };
-        Index { directory: segments.iter().zip(0..).map(lead).collect(), segments, memory }
+        let directory = segments.iter().zip(0..).map(lead).collect();
+        Index { directory, segments, memory, planned: None }
     }
 
     /// The bucket where ids of this hash are looked for first.
@@ -131,6 +152,15 @@ impl Index {
         }
     }
 
+    /// Takes an id out and tells its row; `None`: it is not there. Nothing else moves.
+    pub(super) fn remove(&mut self, hash: u64, id: u64) -> Option<u32> {
+        let Lead { slot, segment } = self.lead(hash);
+        let buckets = self.memory.buckets_mut(slot);
+        let row = bucket::remove(buckets, home(hash, buckets.len()), id)?;
+        self.segments[segment as usize].room += 1;
+        Some(row)
+    }
+
     /// Every id with its row, in no particular order.
     pub(super) fn for_each(&self, mut visit: impl FnMut(u64, u32)) {
         for segment in &self.segments {
@@ -141,7 +171,7 @@ impl Index {
 
     /// The next buckets from a place on; none: that was all. Whatever is added meanwhile, every id that was there at
     /// the first call comes at least once: of a segment that splits, one half keeps its number, and the other one gets
-    /// a number that is yet to come.
+    /// a number that is yet to come. One that was taken out and came again may be left out.
     pub(super) fn next_buckets(&self, place: &mut Place) -> &[Bucket] {
         let Some(segment) = self.segments.get(place.segment) else { return &[] };
         let layout = Some((segment.size, segment.depth));
@@ -180,11 +210,18 @@ impl Index {
             if segment.room > 0 {
                 return segment.fill(&mut self.memory, hash, id, row);
             }
-            match segment.size.next() {
-                Some(size) => self.grow(hash, size),
-                None => self.split(hash),
+            match (segment.size.next(), self.planned.take_if(|_| segment.size.next().is_none())) {
+                (Some(size), _) => self.grow(hash, size),
+                (None, Some(planned)) => self.become_of(planned),
+                (None, None) => self.split(hash),
             }
         }
+    }
+
+    /// Takes all ids over into other segments.
+    fn become_of(&mut self, layout: Layout) {
+        let before = std::mem::replace(self, Index::of(layout));
+        before.for_each(|id, row| self.insert(self::hash(id), id, row));
     }
 
     /// Gives the full segment that `hash` leads to more room.
@@ -230,10 +267,25 @@ impl Index {
     }
 }
 
+impl Layout {
+    /// The smallest one for so many ids. Hashes are even, and no segment gets more than its share and so many standard
+    /// deviations.
+    fn of(ids: usize, deviations: f64) -> Self {
+        let due = |depth: u32| {
+            let share = ids as f64 / (1u64 << depth) as f64;
+            if depth == 0 { share } else { share + deviations * share.sqrt() }
+        };
+        let (mut depth, mut size) = (0, Size::FIRST);
+        while due(depth) > f64::from(room(size)) {
+            (depth, size) = size.next().map_or((depth + 1, Size::SPLIT), |larger| (depth, larger));
+        }
+        Layout { depth, size }
+    }
+}
+
 impl Segment {
     fn new(memory: &mut Arena, size: Size, depth: u32) -> Self {
-        let shared = if depth < SHARED_DEPTH { Shared::No } else { Shared::Yes };
-        Segment { slot: memory.take(size, shared), size, room: room(size), depth }
+        Segment { slot: memory.take(size, shared(depth)), size, room: room(size), depth }
     }
 
     /// Takes in an id that is not there yet.
@@ -243,6 +295,11 @@ impl Segment {
         let buckets = memory.buckets_mut(self.slot);
         bucket::fill(buckets, home(hash, buckets.len()), id, row);
     }
+}
+
+/// Whether segments of this depth share huge pages.
+fn shared(depth: u32) -> Shared {
+    if depth < SHARED_DEPTH { Shared::No } else { Shared::Yes }
 }
 
 /// Ids that a segment of this size takes before it grows.
@@ -258,6 +315,10 @@ fn home(hash: u64, buckets: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -296,6 +357,76 @@ mod tests {
                 grown.bytes()
             );
             assert!((0..ids).all(|id| index.find(hash(id), id) == Some(id as u32)), "{ids} ids");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
+        /// Goal: an index does what a map does, in small segments that overflow and in those that grow and split; and
+        /// who goes through it meets every id that stays.
+        #[test]
+        fn an_index_is_a_map(
+            events in proptest::collection::vec((0..5u8, 0..4000u64, 1..400u64), 1..120),
+            bounded in any::<bool>(),
+            ids in 4_u64..4000,
+        ) {
+            let mut index = if bounded { Index::bounded(ids as usize) } else { Index::new() };
+            let (mut map, mut fresh) = (BTreeMap::new(), 0);
+            let (mut place, mut due) = (Place::default(), BTreeSet::new());
+            for (what, from, count) in events {
+                for id in (from..from + count).map(|id| id % ids) {
+                    match what {
+                        0..3 => {
+                            let row = *map.entry(id).or_insert(fresh);
+                            prop_assert_eq!(index.find_or_insert(hash(id), id, fresh), row);
+                            fresh += 1;
+                        }
+                        3 => {
+                            due.remove(&id);
+                            prop_assert_eq!(index.remove(hash(id), id), map.remove(&id));
+                            prop_assert_eq!(index.remove(hash(id), id), None);
+                        }
+                        _ => {
+                            let buckets = index.next_buckets(&mut place);
+                            let seen: BTreeSet<u64> = buckets.iter().flat_map(entries).map(|(id, _)| id).collect();
+                            due.retain(|id| !seen.contains(id));
+                            if buckets.is_empty() {
+                                prop_assert!(due.is_empty(), "{due:?} were left out");
+                                (place, due) = (Place::default(), map.keys().copied().collect());
+                            }
+                        }
+                    }
+                }
+                for id in 0..ids {
+                    prop_assert_eq!(index.find(hash(id), id), map.get(&id).copied(), "{}", id);
+                }
+            }
+            let mut held = BTreeMap::new();
+            index.for_each(|id, row| held.extend([(id, row)]));
+            prop_assert_eq!(held, map);
+        }
+    }
+
+    /// Goal: an index with a bound takes no more than was said, on the way there and after ten of its lives.
+    #[test]
+    fn a_bounded_index_stays_within_its_bytes_however_often_ids_change() {
+        for ids in [4u64, 100, 61_440, 61_441, 150_000, 300_000] {
+            let mut index = Index::bounded(ids as usize);
+            let most = Index::bytes_bounded(ids as usize);
+            for id in 0..ids {
+                index.find_or_insert(hash(id), id, id as u32);
+                assert!(index.bytes() <= most, "{} of {most} bytes at {id} of {ids}", index.bytes());
+            }
+            let rounds = if ids > 61_441 { 4 } else { 10 };
+            for id in ids..rounds * ids {
+                assert_eq!(index.remove(hash(id - ids), id - ids), Some((id % ids) as u32));
+                index.find_or_insert(hash(id), id, (id % ids) as u32);
+            }
+            assert!(index.bytes() <= most, "{} of {most} bytes after all", index.bytes());
+            let last = rounds * ids;
+            assert!((last - ids..last).all(|id| index.find(hash(id), id) == Some((id % ids) as u32)));
+            assert_eq!(index.find(hash(last - ids - 1), last - ids - 1), None);
         }
     }
 

@@ -98,7 +98,7 @@ fn pushing_to_an_unknown_row_moves_it_from_its_birth() {
 fn l2_adds_so_much_of_the_weight_to_its_gradient() {
     let optimizer = Optimizer::new(SGD);
     let shape = TableShape { name: "t".into(), parts: vec![RowPart { width: 2, init: Initializer::Zeros }] };
-    let mut table = Table::new(shape, 7, &optimizer).with(TableSpec { l2: 0.5, ..TableSpec::default() });
+    let mut table = Table::new(shape, 7, &optimizer).with(TableSpec { l2: 0.5, ..TableSpec::default() }, 1);
     table.push(&[1, 2], &[10.0, -20.0, 0.0, 1.0], &optimizer, 1.0);
     assert_eq!(pulled(&mut table, &[1, 2]), [-1.0, 2.0, 0.0, -0.1]);
     table.push(&[1], &[0.0, 0.0], &optimizer, 1.0);
@@ -185,7 +185,7 @@ proptest! {
     ) {
         let optimizer = Optimizer::new(spec);
         let shape = shape("t");
-        let mut table = Table::new(shape.clone(), 3, &optimizer).with(TableSpec { l2, ..TableSpec::default() });
+        let mut table = Table::new(shape.clone(), 3, &optimizer).with(TableSpec { l2, ..TableSpec::default() }, 1);
         let mut model: BTreeMap<u64, (Vec<f32>, Vec<f32>)> = BTreeMap::new();
         for op in ops {
             match op {

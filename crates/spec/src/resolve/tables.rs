@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::{Resolver, nearest, value};
 use crate::settings::Rule;
-use crate::tables::TABLE_SETTINGS;
+use crate::tables::{EVERY_TABLE, TABLE_SETTINGS};
 
 /// Checks what is said of each table, and puts it in its normal form.
 pub fn check(resolver: &mut Resolver) {
@@ -24,7 +24,23 @@ pub fn check(resolver: &mut Resolver) {
             }
         }
     }
+    check_evict(resolver, &tables);
     resolver.values.insert("tables", (tables.into(), source));
+}
+
+/// Nothing is evicted from a table that may take as much memory as it needs.
+fn check_evict(resolver: &mut Resolver, tables: &Map<String, Value>) {
+    let says = |settings: &Value, key: &str| settings.get(key).is_some();
+    let every = tables.get(EVERY_TABLE).is_some_and(|every| says(every, "memory_max"));
+    let some = tables.values().any(|settings| says(settings, "memory_max"));
+    for (name, settings) in tables {
+        let bounded = every || says(settings, "memory_max") || (name == EVERY_TABLE && some);
+        if says(settings, "evict") && !bounded {
+            let what = "nothing is evicted from a table without memory_max".into();
+            let hint = "say how much memory its rows may take, as in memory_max: 2Gi, or leave evict out";
+            resolver.problem(&format!("spec.tables.{name}.evict"), what, Some(hint.into()));
+        }
+    }
 }
 
 fn check_one(resolver: &mut Resolver, place: &str, settings: &Map<String, Value>) -> Map<String, Value> {

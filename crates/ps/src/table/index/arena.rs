@@ -139,6 +139,12 @@ impl Arena {
     }
 }
 
+/// Bytes of so many segments of one size, where nothing else is.
+pub(super) fn bytes(size: Size, segments: u64, shared: Shared) -> u64 {
+    let together = if shared == Shared::Yes { u64::from(size.together()) } else { 1 };
+    segments.next_multiple_of(together) * (size.buckets() * WORDS * size_of::<u64>()) as u64
+}
+
 /// The bits of all slots of an allocation.
 fn all(together: u32) -> u32 {
     (1 << together) - 1

@@ -31,6 +31,27 @@ pub(super) fn find(buckets: &[Bucket], home: usize, id: u64) -> Option<u32> {
             return number.checked_sub(1);
         }
         place = next(buckets, place);
+        // Where ids were taken out, each bucket may have been passed by some that are still there.
+        if place == home {
+            return None;
+        }
+    }
+}
+
+/// Takes an id out that was added from this bucket on, and tells its row; `None`: it is not there.
+pub(super) fn remove(buckets: &mut [Bucket], home: usize, id: u64) -> Option<u32> {
+    let row = find(buckets, home, id)?;
+    let mut place = home;
+    loop {
+        let bucket = &mut buckets[place];
+        if let Some(held) = (0..PLACES).find(|i| bucket[*i] == id && half(bucket, *i) != 0) {
+            bucket[held] = 0;
+            set_half(bucket, held, 0);
+            return Some(row);
+        }
+        // It was full when the id came by.
+        set_half(bucket, PLACES, passed(bucket) - 1);
+        place = next(buckets, place);
     }
 }
 
@@ -105,6 +126,37 @@ mod tests {
         assert_eq!(buckets.each_ref().map(passed), [3, 0, 2]);
         assert_eq!((find(&buckets, 2, 99), find(&buckets, 1, 3)), (None, None));
         assert_eq!(buckets.iter().flat_map(entries).count(), 13);
+    }
+
+    /// Goal: a bucket that was passed is left for good only when the last one that passed it is gone.
+    #[test]
+    fn what_is_taken_out_leaves_the_rest_to_be_found() {
+        let mut buckets = [Bucket::default(); 3];
+        (0..12).for_each(|id| fill(&mut buckets, 2, id, id as u32));
+        assert_eq!(buckets.each_ref().map(passed), [2, 0, 7]);
+        assert_eq!(remove(&mut buckets, 2, 0), Some(0));
+        assert_eq!(remove(&mut buckets, 2, 0), None);
+        assert_eq!(remove(&mut buckets, 2, 11), Some(11));
+        assert_eq!(buckets.each_ref().map(passed), [1, 0, 6]);
+        assert!((1..11).all(|id| find(&buckets, 2, id) == Some(id as u32)));
+        fill(&mut buckets, 2, 99, 99);
+        assert_eq!(buckets.each_ref().map(passed), [1, 0, 6], "there was room in the first");
+        (1..11).chain([99]).for_each(|id| assert!(remove(&mut buckets, 2, id).is_some()));
+        assert_eq!(buckets, [Bucket::default(); 3]);
+    }
+
+    /// Goal: looking for an id that is not there ends, even where every bucket was passed by one that stays.
+    #[test]
+    fn a_search_ends_where_all_buckets_were_passed() {
+        let mut buckets = [Bucket::default(); 3];
+        for home in 0..3 {
+            // The sixth goes one further; the first five go again, so that the next bucket's own have room.
+            let ids = 10 * home as u64..10 * home as u64 + 6;
+            ids.clone().for_each(|id| fill(&mut buckets, home, id, 1));
+            ids.take(5).for_each(|id| assert_eq!(remove(&mut buckets, home, id), Some(1)));
+        }
+        assert!(buckets.iter().all(|bucket| passed(bucket) > 0), "{:?}", buckets.each_ref().map(passed));
+        assert_eq!(find(&buckets, 1, 77), None);
     }
 
     #[test]

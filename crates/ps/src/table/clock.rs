@@ -1,0 +1,201 @@
+//! Which row makes room for another one in a table that is full: a hand goes round over the rows.
+//!
+//! By *use* it passes over a row that was trained since it came by last, once (the second chance). By *age* it takes row
+//! after row: one that is replaced is the youngest then, so that the one at the hand is always the eldest.
+//!
+//! It is a function of the pushes alone, so that whoever applies the same pushes evicts the same rows.
+
+use elasticdl_spec::Evict;
+
+/// The ids of a table's rows by their numbers, and whose turn it is to go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Clock {
+    /// By row number.
+    ids: Vec<u64>,
+    /// One bit for each row that was trained since the hand came by.
+    used: Vec<u64>,
+    /// The row that is looked at next.
+    hand: usize,
+    rows_max: usize,
+    evict: Evict,
+}
+
+impl Clock {
+    /// Of a table without a row, which takes so many.
+    pub(super) fn new(rows_max: usize, evict: Evict) -> Self {
+        Clock { ids: Vec::new(), used: Vec::new(), hand: 0, rows_max, evict }
+    }
+
+    /// Bytes that it has for so many rows.
+    pub(super) fn bytes_of(rows: usize) -> u64 {
+        8 * (rows + rows.div_ceil(64)) as u64
+    }
+
+    /// Bytes in use.
+    pub(super) fn bytes(&self) -> u64 {
+        8 * (self.ids.capacity() + self.used.capacity()) as u64
+    }
+
+    /// Whether a row must go before another one comes.
+    pub(super) fn is_full(&self) -> bool {
+        self.ids.len() >= self.rows_max
+    }
+
+    /// How many rows there may be.
+    pub(super) fn rows_max(&self) -> usize {
+        self.rows_max
+    }
+
+    /// The ids of all rows, by number.
+    pub(super) fn ids(&self) -> &[u64] {
+        &self.ids
+    }
+
+    /// Where the hand is.
+    pub(super) fn hand(&self) -> usize {
+        self.hand
+    }
+
+    /// The bits of rows that were trained since the hand came by.
+    pub(super) fn used(&self) -> &[u64] {
+        &self.used
+    }
+
+    /// Makes room for the numbers below `len`; what they are is told by [`Clock::set`].
+    pub(super) fn reach(&mut self, len: usize) {
+        if len <= self.ids.len() {
+            return;
+        }
+        if len > self.ids.capacity() {
+            // Twice as much as before, but never more than will be needed.
+            let room = (2 * self.ids.capacity()).clamp(64, self.rows_max.max(64)).max(len);
+            self.ids.reserve_exact(room - self.ids.len());
+            self.used.reserve_exact(room.div_ceil(64) - self.used.len());
+        }
+        self.ids.resize(len, 0);
+        self.used.resize(len.div_ceil(64), 0);
+    }
+
+    /// The row `number` is that of `id` now.
+    pub(super) fn set(&mut self, number: u32, id: u64) {
+        self.ids[number as usize] = id;
+    }
+
+    /// A row is trained.
+    #[inline(always)]
+    pub(super) fn touch(&mut self, number: u32) {
+        self.used[number as usize / 64] |= 1 << (number % 64);
+    }
+
+    /// The row that goes.
+    pub(super) fn victim(&mut self) -> u32 {
+        if self.evict == Evict::Use {
+            self.pass_over();
+        }
+        let victim = self.hand;
+        self.hand = (self.hand + 1) % self.ids.len();
+        u32::try_from(victim).expect("a row's number is below 2^32")
+    }
+
+    /// Moves the hand to the first row from it on that was not trained, and takes the bits of those in between. Each
+    /// bit that is taken was set by a push, so that a push pays for the way.
+    fn pass_over(&mut self) {
+        let len = self.ids.len();
+        loop {
+            let (word, first) = (self.hand / 64, self.hand % 64);
+            let end = (len - 64 * word).min(64);
+            let bits = self.used[word];
+            let next = ((!bits >> first).trailing_zeros() as usize + first).min(end);
+            // Those from the hand on, up to the one that was found.
+            let passed = (u64::MAX << first) & if next == 64 { u64::MAX } else { (1 << next) - 1 };
+            self.used[word] = bits & !passed;
+            self.hand = (64 * word + next) % len;
+            if next < end {
+                return;
+            }
+        }
+    }
+
+    /// Becomes what another one was, which has the same rows. Without its bits every row counts as trained.
+    pub(super) fn restore(&mut self, hand: usize, used: &[u64]) {
+        self.hand = if hand < self.ids.len() { hand } else { 0 };
+        match used.len() == self.used.len() {
+            true => self.used.copy_from_slice(used),
+            false => self.used.fill(u64::MAX),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn full(rows: usize, evict: Evict) -> Clock {
+        let mut clock = Clock::new(rows, evict);
+        clock.reach(rows);
+        clock
+    }
+
+    #[test]
+    fn by_age_rows_go_in_the_order_of_their_birth() {
+        let mut clock = full(3, Evict::Age);
+        clock.touch(0);
+        assert_eq!([(); 7].map(|()| clock.victim()), [0, 1, 2, 0, 1, 2, 0]);
+    }
+
+    #[test]
+    fn by_use_a_trained_row_gets_a_second_chance_and_no_third() {
+        let mut clock = full(3, Evict::Use);
+        clock.touch(0);
+        clock.touch(1);
+        assert_eq!(clock.victim(), 2);
+        assert_eq!(clock.victim(), 0);
+        [0, 1, 2].into_iter().for_each(|number| clock.touch(number));
+        assert_eq!(clock.victim(), 1, "all have their chance, and the hand is back where it was");
+        assert_eq!(clock.victim(), 2);
+    }
+
+    /// Goal: the memory is what the plan of a table says, at the end and on the way there.
+    #[test]
+    fn it_takes_no_more_than_was_said() {
+        for rows in [1, 63, 64, 65, 1000, 5000] {
+            let mut clock = Clock::new(rows, Evict::Use);
+            for len in 1..=rows {
+                clock.reach(len);
+                assert!(clock.bytes() <= Clock::bytes_of(rows.max(64)), "{len} of {rows}");
+                assert_eq!(clock.is_full(), len == rows);
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Goal: words of bits are gone over as if they were looked at one by one.
+        #[test]
+        fn the_hand_goes_as_over_single_bits(
+            rows in 1..200usize,
+            events in proptest::collection::vec(proptest::option::of(0..200usize), 0..300),
+        ) {
+            let mut clock = full(rows, Evict::Use);
+            let (mut used, mut hand) = (vec![false; rows], 0);
+            for event in events {
+                match event {
+                    Some(number) => {
+                        used[number % rows] = true;
+                        clock.touch((number % rows) as u32);
+                    }
+                    None => {
+                        while std::mem::take(&mut used[hand]) {
+                            hand = (hand + 1) % rows;
+                        }
+                        prop_assert_eq!(clock.victim() as usize, hand);
+                        hand = (hand + 1) % rows;
+                    }
+                }
+            }
+        }
+    }
+}
