@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 
 use elasticdl_data::files::real_path;
 use elasticdl_data::{Compression, DataFile, HeadRecord, discover, head};
+use elasticdl_ps::Optimizer;
+use elasticdl_ps::table::{ROWS_MIN, memory_min};
 use elasticdl_spec::job::DataSpec;
 use elasticdl_spec::resolve::{Problem, Problems, nearest};
-use elasticdl_spec::{JobSpec, Plan};
+use elasticdl_spec::{JobSpec, Plan, amount};
 
 use crate::home::{JobDir, Record};
 use crate::model::{MANIFEST, WEIGHTS};
@@ -81,7 +83,10 @@ fn buckets(job: &JobSpec) -> Vec<Problem> {
 fn places(dir: &JobDir, record: &Record) -> Vec<Problem> {
     let mut problems = Vec::new();
     match plan(&record.job) {
-        Ok(plan) => problems.extend(unknown_tables(&plan)),
+        Ok(plan) => {
+            problems.extend(unknown_tables(&plan));
+            problems.extend(small_tables(&plan));
+        }
         Err(error) => problems.push(problem("spec.model", format!("{error:#}"), None)),
     }
     problems.extend(writable("spec.checkpoint.dir", &dir.checkpoints(record)).err());
@@ -112,6 +117,26 @@ fn unknown_tables(plan: &Plan) -> Vec<Problem> {
         problem(&format!("spec.tables.{name}"), what, Some(hint))
     });
     told.collect()
+}
+
+/// Tables that may take less memory than the fewest rows need which are of any use.
+fn small_tables(plan: &Plan) -> Vec<Problem> {
+    let (said, partitions) = (&plan.job.tables, plan.job.servers.partitions);
+    let optimizer = Optimizer::new(plan.job.train.optimizer);
+    let small = plan.shape.tables.iter().filter_map(|table| {
+        let spec = said.of(&table.name);
+        let least = memory_min(table.width(), &optimizer, &spec, partitions);
+        spec.memory_max.filter(|most| *most < least)?;
+        let place = format!("spec.tables.{}.memory_max", said.said_of(&table.name, "memory_max"));
+        let what = format!(
+            "table {:?} needs {} for {ROWS_MIN} rows in each of {partitions} partitions",
+            table.name,
+            print::bytes(least)
+        );
+        let hint = format!("say {} or more", amount::bytes(least.next_multiple_of(1 << 10)));
+        Some(problem(&place, what, Some(hint)))
+    });
+    small.collect()
 }
 
 /// Where the learning rate goes by the place in the job, batches must be counted before the first is trained.

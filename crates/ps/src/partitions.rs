@@ -23,7 +23,7 @@ use crate::gatekeeper::Gatekeeper;
 use crate::model::Model;
 use crate::partition::Partition;
 use crate::staleness::Staleness;
-use crate::table::Table;
+use crate::table::{Counts, Table};
 
 /// All partitions of a server. Shared by its connections.
 #[derive(Debug)]
@@ -71,6 +71,41 @@ pub struct Gauges {
     pub backs: BTreeMap<u32, u64>,
     /// Bytes of those.
     pub backup_bytes: u64,
+    /// Tables that have a bound, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub bounded: BTreeMap<String, Bounded>,
+}
+
+/// What there is to tell of a table that has a bound, over the partitions here.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Bounded {
+    /// Its rows.
+    pub rows: u64,
+    /// Their bytes, with slots, index, and counts of ids without a row.
+    pub bytes: u64,
+    /// Bytes that it may take; 0: as many as it needs.
+    pub limit: u64,
+    /// Gradients that were dropped in all lives of the partitions because their ids had no row.
+    pub refused: u64,
+    /// Rows that made room for others in all lives of the partitions.
+    pub evicted: u64,
+}
+
+impl Bounded {
+    /// `None`: the table has no bound.
+    fn of(table: &Table) -> Option<Self> {
+        let Counts { refused, evicted } = table.counts()?;
+        let (rows, bytes, limit) = (table.len() as u64, table.bytes(), table.limit().unwrap_or(0));
+        Some(Bounded { rows, bytes, limit, refused, evicted })
+    }
+
+    fn add(&mut self, other: &Bounded) {
+        self.rows += other.rows;
+        self.bytes += other.bytes;
+        self.limit += other.limit;
+        self.refused += other.refused;
+        self.evicted += other.evicted;
+    }
 }
 
 /// A partition's file as it is on disk.
@@ -240,6 +275,9 @@ impl Partitions {
             gauges.version = gauges.version.max(one.version);
             gauges.staleness.add(&one.staleness);
             gauges.loads.extend(one.loads);
+            for (name, bounded) in one.bounded {
+                gauges.bounded.entry(name).or_default().add(&bounded);
+            }
         }
         Ok(gauges)
     }
@@ -284,6 +322,7 @@ fn sizes(partition: &mut Partition) -> Gauges {
     let sum = |of: fn(&Table) -> u64| partition.tables().iter().map(of).sum::<u64>();
     let floats: usize = partition.tensors().iter().map(|t| t.values().len() + t.slots().len()).sum();
     let table_bytes = sum(Table::bytes);
+    let bounded = |table: &Table| Some((table.shape().name.clone(), Bounded::of(table)?));
     Gauges {
         rows: sum(|table| table.len() as u64),
         bytes: table_bytes + 4 * floats as u64,
@@ -292,6 +331,7 @@ fn sizes(partition: &mut Partition) -> Gauges {
         version: partition.version(),
         staleness: *partition.staleness(),
         loads: BTreeMap::from([(partition.id().0, partition.load())]),
+        bounded: partition.tables().iter().filter_map(bounded).collect(),
         ..Gauges::default()
     }
 }
@@ -387,5 +427,28 @@ mod tests {
         assert!(gauges.bytes > 30 * 24, "{gauges:?}");
         let json = serde_json::to_string(&gauges).unwrap();
         assert!(json.starts_with(r#"{"rows":30,"bytes":"#), "{json}");
+        assert!(!json.contains("bounded"), "{json}");
+    }
+
+    #[test]
+    fn gauges_tell_what_bounds_have_done_over_all_partitions() {
+        let bounded = test_model::bounded_model(model().optimizer);
+        let partitions = Partitions::new(Arc::clone(&bounded));
+        for id in [PartitionId(0), PartitionId(1)] {
+            let mut partition = Partition::new(Arc::clone(&bounded), id, 1);
+            let ids = test_model::ids_of(id, 100);
+            let (tables, ..) = partition.restoring();
+            for table in tables {
+                let gradients = vec![1.0; ids.len() * table.shape().width()];
+                table.push(&ids, &gradients, &crate::Optimizer::new(bounded.optimizer), 1.0);
+            }
+            partitions.open(partition);
+        }
+        let gauges = partitions.gauges().unwrap();
+        let (users, items) = (&gauges.bounded["users"], &gauges.bounded["items"]);
+        assert_eq!((users.limit, items.limit), (4096, 4096), "two shares of four");
+        assert!(users.refused > 100 && users.rows < 100, "{users:?}");
+        assert_eq!((items.refused, items.evicted), (0, 200 - items.rows));
+        assert!(items.evicted > 50 && items.bytes <= items.limit, "{items:?}");
     }
 }

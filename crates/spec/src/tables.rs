@@ -103,6 +103,11 @@ impl TablesSpec {
         serde_json::from_value(merged.into()).expect("what was said of tables has been checked")
     }
 
+    /// Where the value of a key that was said of the table `name` comes from: that name, or [`EVERY_TABLE`].
+    pub fn said_of<'a>(&self, name: &'a str, key: &str) -> &'a str {
+        if self.0.get(name).is_some_and(|said| said.contains_key(key)) { name } else { EVERY_TABLE }
+    }
+
     /// The tables that were named.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str).filter(|name| *name != EVERY_TABLE)

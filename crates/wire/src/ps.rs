@@ -19,7 +19,7 @@
 //! | FENCE | task, lease term, lease n, n, [partition, incarnation] × n |
 //! | FENCED | like PUSHED |
 //! | COPY | partition, incarnation, whether from the start, rows at most |
-//! | COPIED | status, rows left after these, version; where the status is Ok also table, rows that it has, ids, count of floats, rows with their slots |
+//! | COPIED | status, rows left after these, version; where the status is Ok also table, rows that it has, ids, numbers of the rows (count, numbers; none unless the table has a bound in bytes, where a number may be another id's since the last answer), count of floats, rows with their slots |
 //! | HAND_OVER | n, [partition, incarnation] × n |
 //! | HANDED | status, whether they were handed over; if so [head as JSON bytes, [values, count and slots] per tensor] × n |
 //! | FOLLOW | partition, incarnation |
@@ -93,7 +93,8 @@ pub mod kind {
 /// What a pull is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PullMode {
-    /// Whether unknown rows are born; else they come as zeros and stay unborn.
+    /// Whether unknown rows are born, or come as what they would be born as where their table has a bound; else they come
+    /// as zeros and stay unborn.
     pub births: bool,
     /// Whether the dense tensors come too.
     pub tensors: bool,

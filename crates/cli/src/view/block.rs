@@ -289,6 +289,7 @@ fn held(gauges: &Value) -> Option<String> {
         some => format!("{}, ", print::counted(some as u64, "partition")),
     };
     let mut text = format!("{places}{} rows in {}", print::count(rows), print::bytes(number("bytes")?));
+    text.extend(bounded(&gauges["bounded"]));
     if let (Some(bytes), Some(places)) = (number("table_bytes"), number("places")) {
         let (each, full) = (bytes / rows, 100 * rows / places);
         text.push_str(&format!(", {each} bytes a row, index {full} % full"));
@@ -297,6 +298,20 @@ fn held(gauges: &Value) -> Option<String> {
     let classes: Vec<u64> = classes.filter_map(Value::as_u64).collect();
     if let (Some(median), Some(most)) = (class_at(&classes, 0.5), class_at(&classes, 1.0)) {
         text.push_str(&format!(", staleness {median}, at most {most}"));
+    }
+    Some(text)
+}
+
+/// What a server says of its tables that have a bound.
+fn bounded(tables: &Value) -> Option<String> {
+    let tables = tables.as_object()?.values();
+    let sum = |key: &str| tables.clone().filter_map(|table| table[key].as_u64()).sum::<u64>();
+    let mut text = format!(", {} rows refused", print::count(sum("refused")));
+    let limited = || tables.clone().filter(|table| table["limit"].as_u64() > Some(0));
+    if let limit @ 1.. = sum("limit") {
+        let bytes: u64 = limited().filter_map(|table| table["bytes"].as_u64()).sum();
+        text.push_str(&format!(", {} evicted", print::count(sum("evicted"))));
+        text.push_str(&format!(", {} % of memory_max", 100 * bytes / limit));
     }
     Some(text)
 }
@@ -450,6 +465,19 @@ pub(super) mod tests {
         let text =
             "1,000,000 rows in 150.0 MiB, 152 bytes a row, index 66 % full, staleness 2-3, at most 8-15";
         assert_eq!(held(&gauges).unwrap(), text);
+        let mut bounded = gauges.clone();
+        bounded["bounded"] = serde_json::json!({
+            "users": { "rows": 600_000, "bytes": 90 << 20, "limit": 100 << 20, "refused": 12_000, "evicted": 3_400 },
+            "items": { "rows": 400_000, "bytes": 60 << 20, "limit": 0, "refused": 5, "evicted": 0 },
+        });
+        let text = "150.0 MiB, 12,005 rows refused, 3,400 evicted, 90 % of memory_max, 152 bytes a row";
+        assert!(held(&bounded).unwrap().contains(text), "{:?}", held(&bounded));
+        bounded["bounded"]["users"]["limit"] = 0.into();
+        assert!(
+            held(&bounded).unwrap().contains("MiB, 12,005 rows refused, 152 bytes"),
+            "{:?}",
+            held(&bounded)
+        );
         assert_eq!(held(&Value::Null), None);
         assert_eq!(class_at(&[], 0.5), None);
         assert_eq!(class_at(&[5], 1.0).unwrap(), "0");

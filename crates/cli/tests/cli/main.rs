@@ -4,6 +4,7 @@
 //! - [`jobs`], [`models`]: whole jobs, steered while they run, and what is made of them.
 //! - [`chaos`]: any process killed while it trains, and proof that every record counted once.
 //! - [`backups`]: servers that die where each partition has a backup.
+//! - [`bounds`]: tables that may take so much memory and no more.
 //! - [`command`]: programs of one's own.
 //! - [`failpoints`]: the same at certain points, which are shown to have been hit.
 //! - [`objects`]: the same with everything in object storage.
@@ -19,6 +20,7 @@
 
 mod backups;
 mod bad_input;
+mod bounds;
 mod chaos;
 mod command;
 mod consistency;

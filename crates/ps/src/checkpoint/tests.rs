@@ -1,5 +1,6 @@
 //! What is written comes back bit by bit, and what is damaged or foreign does not come back at all.
 
+mod bounds;
 mod cuts;
 
 use std::fs;

@@ -9,7 +9,7 @@ use super::Partition;
 use crate::checkpoint::Head;
 use crate::error::Result;
 use crate::marks::Marks;
-use crate::table::Table;
+use crate::table::{Bounds, Table};
 
 /// Room for more rows than this is not made on the word of another server.
 const ROWS_MAX: usize = 1 << 28;
@@ -153,8 +153,9 @@ impl Partition {
                 return Err(self.misfit(format!("tensor {name:?} is of another length")));
             }
         }
-        for (i, bounds) in head.bounds.iter().enumerate().take(self.tables.len()) {
-            if !self.tables[i].restore_bound(bounds) {
+        let untold = Bounds::default();
+        for i in 0..self.tables.len() {
+            if !self.tables[i].restore_bound(head.bounds.get(i).unwrap_or(&untold)) {
                 let name = self.tables[i].shape().name.clone();
                 return Err(self.misfit(format!("rows of table {name:?} are missing")));
             }

@@ -16,6 +16,7 @@ use super::sketch::Sketch;
 use super::words::Words;
 use super::work::Work;
 use super::{AHEAD, Table, prefetch};
+use crate::optimizer::{Optimizer, Rule};
 
 /// A bound leaves room for so many rows in each partition at least: with fewer, rows would go before they are trained a
 /// second time.
@@ -32,8 +33,9 @@ pub(super) fn share(spec: &TableSpec, partitions: u32) -> Option<u64> {
     spec.memory_max.map(|bytes| bytes / u64::from(partitions))
 }
 
-/// The least `memory_max` of a table whose rows have so many floats, slots included.
-pub fn memory_min(floats: usize, spec: &TableSpec, partitions: u32) -> u64 {
+/// The least `memory_max` of a table whose rows have so many weights.
+pub fn memory_min(width: usize, optimizer: &Optimizer, spec: &TableSpec, partitions: u32) -> u64 {
+    let floats = width + optimizer.slots(width);
     let row = |rows: u64| needed(floats, rows as usize);
     let fits = |share: u64| row(ROWS_MIN) + sketch_bytes(spec, share) <= share;
     let mut share = row(ROWS_MIN);

@@ -9,6 +9,7 @@ use crate::tables::{EVERY_TABLE, TABLE_SETTINGS};
 /// Checks what is said of each table, and puts it in its normal form.
 pub fn check(resolver: &mut Resolver) {
     let Some((Value::Object(said), source)) = resolver.values.get("tables").cloned() else { return };
+    check_evict(resolver, &said);
     let mut tables = Map::new();
     for (name, settings) in said {
         let place = format!("spec.tables.{name}");
@@ -24,7 +25,6 @@ pub fn check(resolver: &mut Resolver) {
             }
         }
     }
-    check_evict(resolver, &tables);
     resolver.values.insert("tables", (tables.into(), source));
 }
 

@@ -8,7 +8,6 @@ use elasticdl_spec::{Evict, Initializer, OptimizerSpec, TableShape};
 use proptest::prelude::*;
 
 use super::*;
-use crate::optimizer::{Optimizer, Rule};
 use crate::table::{Order, Rows};
 
 const ADAGRAD: OptimizerSpec =
@@ -276,12 +275,13 @@ fn a_table_takes_its_share_and_no_more() {
 
 #[test]
 fn the_least_memory_has_room_for_the_least_rows() {
-    for (floats, admit_after, partitions) in [(1, 1, 1), (6, 3, 8), (33, 1, 4), (512, 255, 1)] {
+    for (width, admit_after, partitions) in [(1, 1, 1), (3, 3, 8), (17, 1, 4), (256, 255, 1)] {
         let mut spec = spec(None, admit_after, Evict::Use);
-        let least = memory_min(floats, &spec, partitions);
+        let least = memory_min(width, &Optimizer::new(ADAGRAD), &spec, partitions);
         spec.memory_max = Some(least);
-        let rows =
-            |spec: &TableSpec| Bound::new(spec, floats, partitions).unwrap().clock.unwrap().rows_max() as u64;
+        let rows = |spec: &TableSpec| {
+            Bound::new(spec, 2 * width, partitions).unwrap().clock.unwrap().rows_max() as u64
+        };
         assert!(rows(&spec) >= ROWS_MIN, "{} rows", rows(&spec));
         spec.memory_max = Some(least * 7 / 8);
         assert!(rows(&spec) < ROWS_MIN, "{} rows", rows(&spec));

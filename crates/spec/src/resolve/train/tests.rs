@@ -131,8 +131,32 @@ fn tables_have_settings_of_their_own() {
   hint: did you mean l2?
 spec.tables.items.l2: -1 was given; this takes a number of at least 0
 spec.tables.all: 7 was given; this takes a mapping
-  hint: keys here: l2, wire"
+  hint: keys here: l2, wire, memory_max, admit_after, evict"
     );
+}
+
+#[test]
+fn a_table_may_have_a_bound() {
+    let tables = |more| with("", more).map(|resolved| resolved.job.tables);
+    let said = tables("tables: { '*': { evict: age }, users: { memory_max: 2Gi, admit_after: 3 } }").unwrap();
+    let users = said.of("users");
+    assert_eq!((users.memory_max, users.admit_after), (Some(2 << 30), 3));
+    assert_eq!((said.said_of("users", "memory_max"), said.said_of("users", "evict")), ("users", "*"));
+    assert!(tables("tables: { items: { admit_after: 2 } }").is_ok());
+    assert_eq!(
+        tables("tables: { '*': { evict: use }, items: { memory_max: lots, admit_after: 256 } }").unwrap_err(),
+        "spec.tables.items.memory_max: \"lots\" was given; this takes an amount above 0, such as 2, 500m or 4Gi
+spec.tables.items.admit_after: 256 was given; this takes a whole number from 1 to 255"
+    );
+    assert_eq!(
+        tables("tables: { '*': { evict: use }, items: { evict: luck } }").unwrap_err(),
+        "spec.tables.*.evict: nothing is evicted from a table without memory_max
+  hint: say how much memory its rows may take, as in memory_max: 2Gi, or leave evict out
+spec.tables.items.evict: nothing is evicted from a table without memory_max
+  hint: say how much memory its rows may take, as in memory_max: 2Gi, or leave evict out
+spec.tables.items.evict: \"luck\" was given; this takes one of use, age"
+    );
+    assert!(tables("tables: { '*': { memory_max: 1Mi }, items: { evict: age } }").is_ok());
 }
 
 #[test]
