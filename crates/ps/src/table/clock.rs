@@ -68,7 +68,7 @@ impl Clock {
         }
         if len > self.ids.capacity() {
             // Twice as much as before, but never more than will be needed.
-            let room = (2 * self.ids.capacity()).clamp(64, self.rows_max.max(64)).max(len);
+            let room = (2 * self.ids.capacity()).max(64).min(self.rows_max).max(len);
             self.ids.reserve_exact(room - self.ids.len());
             self.used.reserve_exact(room.div_ceil(64) - self.used.len());
         }
@@ -164,7 +164,7 @@ mod tests {
             let mut clock = Clock::new(rows, Evict::Use);
             for len in 1..=rows {
                 clock.reach(len);
-                assert!(clock.bytes() <= Clock::bytes_of(rows.max(64)), "{len} of {rows}");
+                assert!(clock.bytes() <= Clock::bytes_of(rows), "{len} of {rows}");
                 assert_eq!(clock.is_full(), len == rows);
             }
         }
