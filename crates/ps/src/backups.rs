@@ -258,20 +258,27 @@ mod tests {
     use std::sync::mpsc;
     use std::thread;
 
-    use elasticdl_spec::{LeaseId, TaskId};
+    use elasticdl_spec::{LeaseId, OptimizerSpec, TaskId};
     use elasticdl_wire::Token;
     use elasticdl_wire::connection::{Connection, Who};
     use elasticdl_wire::ps::{PushHeader, Status};
 
     use super::*;
     use crate::server::{Options, Server};
-    use crate::test_model::{ids_of, model};
+    use crate::test_model::{bounded_model, ids_of, model};
 
     const HERE: PartitionId = PartitionId(2);
     const LIFE: u64 = 4;
 
     fn caller(who: Who) -> Caller {
         Caller { token: Token::new("0123456789abcdef").unwrap(), identity: None, who }
+    }
+
+    /// Its partitions, with one that is empty.
+    fn holding(model: &Arc<Model>) -> Arc<Partitions> {
+        let partitions = Arc::new(Partitions::new(Arc::clone(model)));
+        partitions.open(Partition::new(Arc::clone(model), HERE, LIFE));
+        partitions
     }
 
     fn serve(partitions: &Arc<Partitions>) -> Server {
@@ -295,8 +302,8 @@ mod tests {
 
         /// Pushes to some rows; which ones and what follows from the number of the batch.
         fn push(&mut self) -> Status {
-            let ids = ids_of(HERE, 60);
-            let from = (self.batch as usize * 7) % 40;
+            let ids = ids_of(HERE, 600);
+            let from = (self.batch as usize * 7) % 580;
             let some = &ids[from..from + 1 + self.batch as usize % 19];
             let lease = LeaseId { term: 1, n: 1 };
             let (task, batch) = (TaskId::train(0, 3), self.batch);
@@ -335,11 +342,11 @@ mod tests {
         (rows, tensors.collect::<Vec<_>>(), partition.memory().clone())
     }
 
-    fn backed_up(backups: &Arc<Backups>, server: &Server) {
+    fn backed_up(backups: &Arc<Backups>, server: &Server, model: &Arc<Model>) {
         let (tell, told) = mpsc::channel();
         let order = Order { from: server.address().to_string(), part: (HERE, LIFE) };
         let outcome = move |outcome| tell.send(outcome).unwrap();
-        backups.start(order, &model(), &caller(Who::Server(7)), outcome).unwrap();
+        backups.start(order, model, &caller(Who::Server(7)), outcome).unwrap();
         told.recv().unwrap().unwrap();
     }
 
@@ -347,8 +354,21 @@ mod tests {
     /// told that a batch is applied.
     #[test]
     fn a_backup_is_the_partition_whatever_was_pushed_while_it_was_made() {
-        let partitions = Arc::new(Partitions::new(model()));
-        partitions.open(Partition::new(model(), HERE, LIFE));
+        is_the_same(&model());
+    }
+
+    /// Goal: the same where rows make room for others: a backup has the same rows go.
+    #[test]
+    fn a_backup_of_tables_with_a_bound_has_the_same_rows() {
+        is_the_same(&bounded_model(OptimizerSpec::Adagrad {
+            learning_rate: 0.1,
+            initial_accumulator: 0.1,
+            epsilon: 1e-7,
+        }));
+    }
+
+    fn is_the_same(model: &Arc<Model>) {
+        let partitions = holding(model);
         let server = serve(&partitions);
         let mut pusher = Pusher::new(&server);
         (0..50).for_each(|_| assert_eq!(pusher.push(), Status::Ok));
@@ -363,7 +383,7 @@ mod tests {
             })
         };
         let backups = Arc::new(Backups::default());
-        backed_up(&backups, &server);
+        backed_up(&backups, &server, model);
         let mut covered = Closed::default();
         covered.insert(0, 1);
         partitions.close(&covered);
@@ -383,11 +403,10 @@ mod tests {
 
     #[test]
     fn nobody_hears_of_a_batch_that_a_lost_backup_lacks_before_the_master_has_agreed() {
-        let partitions = Arc::new(Partitions::new(model()));
-        partitions.open(Partition::new(model(), HERE, LIFE));
+        let partitions = holding(&model());
         let server = serve(&partitions);
         let backups = Arc::new(Backups::default());
-        backed_up(&backups, &server);
+        backed_up(&backups, &server, &model());
         drop(backups.take((HERE, LIFE)).unwrap());
         let mut pusher = Pusher::new(&server);
         let pushing = thread::spawn(move || pusher.push());
@@ -399,7 +418,7 @@ mod tests {
         partitions.lost_settled(&lost, true);
         assert_eq!(pushing.join().unwrap(), Status::Ok);
         // And the next backup has it.
-        backed_up(&backups, &server);
+        backed_up(&backups, &server, &model());
         assert_eq!(backups.take((HERE, LIFE)).unwrap().memory().version, 1);
     }
 }
