@@ -40,6 +40,8 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(2);
 /// same, and others have most of the processor, the memory and the network. What changes meanwhile is then copied without a rest:
 /// the longer that takes, the more there is to copy again.
 const REST: u32 = 3;
+/// Whoever waited for long does not rest for long.
+const WORK_MAX: Duration = Duration::from_millis(20);
 
 /// What is to be fetched.
 #[derive(Debug, Clone)]
@@ -146,7 +148,7 @@ pub(crate) struct Copy {
 
 impl Copy {
     pub(crate) fn new(partition: Partition, part: (PartitionId, u64)) -> Self {
-        Copy { partition, part, begun: false, pace: Pace::new(REST, of_the_clock) }
+        Copy { partition, part, begun: false, pace: Pace::new(REST, WORK_MAX, of_the_clock) }
     }
 
     /// What was copied.

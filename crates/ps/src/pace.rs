@@ -6,14 +6,13 @@ use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Work that is rested from at once, at most.
-const WORK_MAX: Duration = Duration::from_millis(20);
-
 /// The pace of one thread.
 #[derive(Debug)]
 pub(crate) struct Pace {
     /// It rests so many times as long as it has worked.
     rest: u32,
+    /// Work that is rested from at once, at most.
+    work_max: Duration,
     /// What its work is measured by.
     clock: fn() -> Duration,
     /// Pushes that were seen.
@@ -25,8 +24,8 @@ pub(crate) struct Pace {
 
 impl Pace {
     /// One that has just rested.
-    pub(crate) fn new(rest: u32, clock: fn() -> Duration) -> Self {
-        Pace { rest, clock, pushes: None, trained: false, rested_at: clock() }
+    pub(crate) fn new(rest: u32, work_max: Duration, clock: fn() -> Duration) -> Self {
+        Pace { rest, work_max, clock, pushes: None, trained: false, rested_at: clock() }
     }
 
     /// So many pushes were applied by now, counted from any number.
@@ -38,7 +37,7 @@ impl Pace {
     pub(crate) fn rest(&mut self) {
         if std::mem::take(&mut self.trained) {
             let work = (self.clock)().saturating_sub(self.rested_at);
-            thread::sleep(work.min(WORK_MAX) * self.rest);
+            thread::sleep(work.min(self.work_max) * self.rest);
             self.rested_at = (self.clock)();
         }
     }
@@ -70,7 +69,8 @@ mod tests {
 
     #[test]
     fn it_rests_only_while_somebody_trains() {
-        let mut pace = Pace::new(1, busy);
+        const WORK_MAX: Duration = Duration::from_millis(20);
+        let mut pace = Pace::new(1, WORK_MAX, busy);
         let rests = |pace: &mut Pace, pushes: u64| {
             let began = Instant::now();
             pace.saw(pushes);

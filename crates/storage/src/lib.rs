@@ -14,6 +14,7 @@
 
 mod blocks;
 mod bucket;
+mod direct;
 mod disk;
 mod edge;
 mod refusal;

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use object_store::{MultipartUpload, ObjectStoreExt};
 
 use crate::bucket::Place;
+use crate::direct::Direct;
 use crate::edge::{spawn, wait};
 use crate::either;
 use crate::is_url;
@@ -24,7 +25,7 @@ pub fn create(name: impl AsRef<Path>) -> io::Result<Sink> {
         // With a leading dot: no pattern finds it.
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let temporary = path.with_file_name(format!(".{name}.unfinished"));
-        let file = File::create(&temporary)?;
+        let file = Direct::new(File::create(&temporary)?);
         Ok(Sink(Inner::File { file, temporary, path: path.into(), finished: false }))
     })
 }
@@ -35,7 +36,7 @@ pub struct Sink(Inner);
 
 #[derive(Debug)]
 enum Inner {
-    File { file: File, temporary: PathBuf, path: PathBuf, finished: bool },
+    File { file: Direct, temporary: PathBuf, path: PathBuf, finished: bool },
     Object(Upload),
 }
 
@@ -45,7 +46,7 @@ impl Sink {
         match &mut self.0 {
             Inner::Object(upload) => upload.finish(),
             Inner::File { file, temporary, path, finished } => {
-                file.sync_all()?;
+                file.finish()?;
                 fs::rename(temporary, path)?;
                 *finished = true;
                 Ok(())

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Builder};
+use std::time::Duration;
 
 use elasticdl_spec::PartitionId;
 use elasticdl_wire::failpoint;
@@ -19,6 +20,8 @@ const WRITERS: usize = 2;
 /// While somebody trains, a writer rests so many times as long as it works: it takes a twentieth of a processor, and
 /// little of what memory and disk can do in any moment.
 const REST: u32 = 19;
+/// Rows that were put aside come many at a time.
+const WORK_MAX: Duration = Duration::from_millis(500);
 
 impl Partitions {
     /// Writes every partition into `dir`, a few at a time. Each is cut at one moment of its own and then taken away
@@ -72,7 +75,7 @@ impl Partitions {
                 Err(Error::io(format!("writing the checkpoint of {partition}"), broken))
             }
             false => {
-                let mut pace = Pace::new(REST, of_this_thread);
+                let mut pace = Pace::new(REST, WORK_MAX, of_this_thread);
                 checkpoint::write(cut, dir, |work| {
                     pace.rest();
                     let pushes = self.pushes.load(Ordering::Relaxed);
