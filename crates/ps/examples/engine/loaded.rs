@@ -25,6 +25,10 @@ impl Measured {
     fn rows_alone(&self) -> f64 {
         (self.before.rows_per_second + self.after.rows_per_second) / 2.0
     }
+
+    fn longest_alone(&self) -> f64 {
+        self.before.longest_ms.max(self.after.longest_ms)
+    }
 }
 
 /// Checkpoints in turn with stretches without one, so many times: whole ones, then those that add to them.
@@ -65,7 +69,8 @@ fn tell(measured: &[Measured]) -> Value {
         "rows_per_second": of(&|m| m.during.rows_per_second),
         "rows_per_second_alone": of(&|m| m.rows_alone()),
         "longest_pull_ms": most(&|m| m.during.longest_ms),
-        "longest_pull_ms_alone": most(&|m| m.before.longest_ms.max(m.after.longest_ms)),
+        "longest_pull_ms_alone": most(&|m| m.longest_alone()),
+        "longest_pull_ms_more": most(&|m| m.during.longest_ms - m.longest_alone()),
         "more_memory": most(&|m| m.during.memory_mb / m.before.memory_mb - 1.0),
     })
 }

@@ -94,6 +94,7 @@ pub fn run(rounds: usize, rows: usize) -> Result<Value> {
             "training_lost": of(&|l| 1.0 - 2.0 * l.2.rows_per_second / (l.1.rows_per_second + l.3.rows_per_second)),
             "longest_pull_ms": most(&|l| l.2.longest_ms),
             "longest_pull_ms_alone": most(&|l| l.1.longest_ms.max(l.3.longest_ms)),
+            "longest_pull_ms_more": most(&|l| l.2.longest_ms - l.1.longest_ms.max(l.3.longest_ms)),
         },
     }))
 }

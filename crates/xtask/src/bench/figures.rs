@@ -18,6 +18,12 @@ pub struct Measured {
     pub wide: Value,
     /// Of `engine checkpoint`.
     pub checkpoint: Value,
+    /// Of `engine loaded`.
+    pub loaded: Value,
+    /// Of `engine moving`.
+    pub moving: Value,
+    /// Of `apart`.
+    pub apart: Value,
     /// Of the worker's deduplication and numpy, in turn.
     pub dedup: Value,
 }
@@ -47,6 +53,8 @@ struct Peer {
 enum Wanted {
     /// At least so many times the peer.
     Ratio(f64),
+    /// At most so many times the peer.
+    RatioMost(f64),
     /// At least so much.
     Least(f64),
     /// At most so much.
@@ -60,7 +68,8 @@ impl Figure {
     pub fn reached(&self) -> Option<bool> {
         match (self.wanted, &self.peer) {
             (Wanted::Ratio(least), Some(peer)) => Some(peer.ratio >= least),
-            (Wanted::Ratio(_), None) => Some(false),
+            (Wanted::RatioMost(most), Some(peer)) => Some(peer.ratio <= most),
+            (Wanted::Ratio(_) | Wanted::RatioMost(_), None) => Some(false),
             (Wanted::Least(least), _) => Some(self.ours >= least),
             (Wanted::Most(most), _) => Some(self.ours <= most),
             (Wanted::Nothing, _) => None,
@@ -70,6 +79,7 @@ impl Figure {
     fn row(&self) -> Vec<String> {
         let wanted = match self.wanted {
             Wanted::Ratio(least) => format!("≥ {least}×"),
+            Wanted::RatioMost(most) => format!("≤ {most}×"),
             Wanted::Least(least) => format!("≥ {least} {}", self.unit).trim_end().to_owned(),
             Wanted::Most(most) => format!("≤ {most} {}", self.unit).trim_end().to_owned(),
             Wanted::Nothing => dash(),
@@ -89,6 +99,7 @@ impl Figure {
     pub fn summary(&self) -> Value {
         let (kind, bar) = match self.wanted {
             Wanted::Ratio(bar) => ("ratio_least", Some(bar)),
+            Wanted::RatioMost(bar) => ("ratio_most", Some(bar)),
             Wanted::Least(bar) => ("least", Some(bar)),
             Wanted::Most(bar) => ("most", Some(bar)),
             Wanted::Nothing => ("nothing", None),
@@ -134,20 +145,9 @@ pub fn figures(measured: &Measured) -> Result<Vec<Figure>> {
         peer: Some(peer("numpy.unique", &measured.dedup, &format!("{ids}/numpy"), "/ours_of_numpy", 1.0)?),
         wanted: Wanted::Ratio(20.0),
     });
-    let bytes = "/megabytes_per_second";
-    all.push(Figure {
-        title: "checkpoint of 2 GiB, idle",
-        unit: "MB/s",
-        ours: number(&measured.checkpoint, &format!("{bytes}/checkpoint"))?,
-        peer: Some(peer(
-            "write and sync",
-            &measured.checkpoint,
-            &format!("{bytes}/raw"),
-            "/checkpoint_of_raw",
-            1.0,
-        )?),
-        wanted: Wanted::Ratio(0.7),
-    });
+    all.extend(of_checkpoints(&measured.checkpoint, &measured.loaded)?);
+    all.extend(of_moves(&measured.moving)?);
+    all.extend(of_two_processes(&measured.apart)?);
     Ok(all)
 }
 
@@ -223,6 +223,85 @@ fn over_loopback(narrow: &Value, wide: &Value) -> Result<Vec<Figure>> {
     ])
 }
 
+fn of_checkpoints(idle: &Value, loaded: &Value) -> Result<Vec<Figure>> {
+    let bytes = "/megabytes_per_second";
+    let raw = peer("write and sync", idle, &format!("{bytes}/raw"), "/checkpoint_of_raw", 1.0)?;
+    let whole = |key: &str| number(loaded, &format!("/whole/{key}"));
+    Ok(vec![
+        Figure {
+            title: "checkpoint of 2 GiB, idle",
+            unit: "MB/s",
+            ours: number(idle, &format!("{bytes}/checkpoint"))?,
+            peer: Some(raw),
+            wanted: Wanted::Ratio(0.7),
+        },
+        alone("checkpoint of 2 GiB while training: done after", "s", whole("seconds")?, Wanted::Most(30.0)),
+        alone(
+            "checkpoint of 2 GiB while training: more memory",
+            "%",
+            whole("more_memory")? * 100.0,
+            Wanted::Most(25.0),
+        ),
+        alone(
+            "checkpoint of 2 GiB while training: training loses",
+            "%",
+            whole("training_lost")? * 100.0,
+            Wanted::Most(10.0),
+        ),
+        alone(
+            "checkpoint of 2 GiB while training: longest pull beyond the undisturbed one",
+            "ms",
+            whole("longest_pull_ms_more")?,
+            Wanted::Most(100.0),
+        ),
+    ])
+}
+
+fn of_moves(told: &Value) -> Result<Vec<Figure>> {
+    let loaded = |key: &str| number(told, &format!("/loaded/{key}"));
+    let (theirs, ratio) = ("/idle/loopback_seconds", "/idle/times_loopback");
+    Ok(vec![
+        Figure {
+            title: "moving partitions 2 → 3 servers, 2 GiB, idle",
+            unit: "s",
+            ours: number(told, "/idle/seconds")?,
+            peer: Some(peer("raw TCP", told, theirs, ratio, 1.0)?),
+            wanted: Wanted::RatioMost(5.0),
+        },
+        alone("moving partitions while training: done after", "s", loaded("seconds")?, Wanted::Most(15.0)),
+        alone(
+            "moving partitions while training: training loses",
+            "%",
+            loaded("training_lost")? * 100.0,
+            Wanted::Most(20.0),
+        ),
+        alone(
+            "moving partitions while training: longest pull beyond the undisturbed one",
+            "ms",
+            loaded("longest_pull_ms_more")?,
+            Wanted::Most(100.0),
+        ),
+    ])
+}
+
+fn of_two_processes(told: &Value) -> Result<Vec<Figure>> {
+    let figure = |title, job: &str, wanted| -> Result<Figure> {
+        let rate = format!("/{job}/records_per_second");
+        let (theirs, ratio) = (format!("{rate}/in_one"), format!("/{job}/apart_of_in_one"));
+        Ok(Figure {
+            title,
+            unit: "k records/s",
+            ours: number(told, &format!("{rate}/apart"))? / 1e3,
+            peer: Some(peer("one process", told, &theirs, &ratio, 1e-3)?),
+            wanted,
+        })
+    };
+    Ok(vec![
+        figure("1 worker + 1 server as processes, MLP 400-400-400, dim 16", "large", Wanted::Ratio(0.7))?,
+        figure("1 worker + 1 server as processes, MLP 16-4, dim 8", "small", Wanted::Nothing)?,
+    ])
+}
+
 /// A figure without a peer.
 fn alone(title: &'static str, unit: &'static str, ours: f64, wanted: Wanted) -> Figure {
     Figure { title, unit, ours, peer: None, wanted }
@@ -238,67 +317,4 @@ fn number(told: &Value, path: &str) -> Result<f64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What the programs tell, with figures that are easy to recognize.
-    fn measured() -> Measured {
-        let served = |pull: f64, redis: Value, of_redis: Value| {
-            json!({
-                "million_rows_per_second": { "pull": pull, "raw": 50.0, "tls": 8.0, "redis": redis },
-                "pull_of_raw": 0.3, "pull_of_redis": of_redis, "tls_of_pull": 0.8,
-            })
-        };
-        Measured {
-            memory: json!({
-                "bytes_per_row": 170.5,
-                "million_rows_per_second": {
-                    "gather": 60.0, "pull": 30.0, "boxed": 10.0, "adagrad": 15.0, "adam": 10.0, "born": 5.0,
-                },
-                "pull_of_gather": 0.5, "pull_of_boxed": 3.0, "adagrad_of_pull": 0.4999, "adam_of_pull": 0.35,
-            }),
-            large: json!({
-                "peak_bytes": 5u64 << 30, "pull_of_gather": 0.4, "pull_of_gather_few": 0.5, "large_of_few": 0.8,
-            }),
-            narrow: served(10.0, json!(0.7), json!(14.0)),
-            wide: served(2.0, Value::Null, Value::Null),
-            checkpoint: json!({
-                "megabytes_per_second": { "checkpoint": 600.0, "raw": 800.0 }, "checkpoint_of_raw": 0.75,
-            }),
-            dedup: json!({
-                "million_ids_per_second": { "ours": 100.0, "numpy": 11.0 }, "ours_of_numpy": 9.1,
-            }),
-        }
-    }
-
-    #[test]
-    fn a_figure_at_its_bar_is_reached_and_one_below_it_is_not() {
-        let reached: Vec<_> = figures(&measured()).unwrap().iter().map(Figure::reached).collect();
-        let memory = [Some(true), Some(true), Some(false), Some(true), Some(true), Some(false)];
-        assert_eq!(reached[..6], memory);
-        assert_eq!(reached[6..8], [Some(true), Some(true)]);
-        // Redis, raw TCP narrow and wide, TLS twice.
-        assert_eq!(reached[8..13], [Some(true), Some(true), Some(false), None, None]);
-        assert_eq!(reached[13..], [Some(false), Some(true)]);
-    }
-
-    #[test]
-    fn rows_tell_ours_the_peer_the_ratio_and_the_verdict() {
-        let figures = figures(&measured()).unwrap();
-        let row = |place: usize| figures[place].row()[1..].join(" | ");
-        assert_eq!(row(2), "15.0 M rows/s | pull: 30.0 M rows/s | 0.500× | ≥ 0.5× | no");
-        assert_eq!(row(5), "170.5 bytes | – | – | ≤ 170 bytes | no");
-        assert_eq!(row(7), "0.400 | 1 M rows: 0.500 | 0.800× | ≥ 0.8× | yes");
-        assert_eq!(row(9), "0.640 GB/s | raw TCP: 3.20 GB/s | 0.300× | ≥ 0.3× | yes");
-        assert_eq!(row(11), "8.00 M rows/s | without TLS: 10.0 M rows/s | 0.800× | – | –");
-        assert_eq!(table(&figures).lines().count(), 2 + figures.len());
-    }
-
-    #[test]
-    fn a_number_that_was_not_told_is_an_error_that_names_it() {
-        let mut measured = measured();
-        measured.narrow["pull_of_redis"] = Value::Null;
-        let error = figures(&measured).unwrap_err().to_string();
-        assert!(error.starts_with("find a number at /pull_of_redis in {"), "{error}");
-    }
-}
+mod tests;

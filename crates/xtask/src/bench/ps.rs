@@ -1,7 +1,7 @@
 //! `cargo xtask bench ps`: the parameter server against its peers, in turn and in one run.
 //!
 //! This file says what is run. What is wanted is in [`figures`](super::figures), the measuring itself in the examples
-//! `engine` (of the server) and `dedup` (of the worker), which take turns with their peers.
+//! `engine` (of the server), `dedup` and `apart` (of the worker), which take turns with their peers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,17 +14,19 @@ use serde_json::{Value, json};
 use super::document::{self, median};
 use super::figures::{self, Figure, Measured};
 use super::machine::{Machine, Versions, load_average};
-use super::setup::{peers_python, release_build, succeed};
+use super::setup::{peers_python, pin, pinned, release_build, succeed};
 use super::systems::last_line;
 use crate::daemon::Daemon;
 use crate::{cache, packages};
 
-/// Rounds of checkpoints: each writes twice 2 GiB.
-const CHECKPOINTS: u32 = 3;
+/// Rounds of checkpoints and of moves: each writes or moves gigabytes, and more than once.
+const ROUNDS: u32 = 3;
 const QUICK_PAIRS: u32 = 3;
 /// 2 GiB of rows of dim 16 with Adagrad's slots.
 const MEMORY_ROWS: u32 = 1 << 24;
 const LARGE_ROWS: u32 = 100_000_000;
+/// Cores of worker and server.
+const CORES: u32 = 2;
 
 /// Options of `cargo xtask bench ps`.
 #[derive(Debug, Args)]
@@ -43,6 +45,10 @@ pub struct PsBench {
 impl PsBench {
     fn pairs(&self) -> u32 {
         if self.quick { self.pairs.min(QUICK_PAIRS) } else { self.pairs }
+    }
+
+    fn rounds(&self) -> u32 {
+        self.pairs().min(ROUNDS)
     }
 }
 
@@ -74,6 +80,7 @@ struct Bench {
     cache: PathBuf,
     engine: PathBuf,
     dedup: PathBuf,
+    apart: PathBuf,
     python: PathBuf,
 }
 
@@ -84,16 +91,20 @@ impl Bench {
         let example = |package, name| {
             release_build(&root, &["--package", package, "--example", name], &format!("examples/{name}"))
         };
-        let (engine, dedup) = (example("elasticdl-ps", "engine")?, example("elasticdl-worker", "dedup")?);
+        let engine = example("elasticdl-ps", "engine")?;
+        let (dedup, apart) = (example("elasticdl-worker", "dedup")?, example("elasticdl-worker", "apart")?);
         packages::ensure_installed(&["redis-server"], "the benchmark")?;
         let python = peers_python(&root, &cache)?;
-        Ok(Bench { root, cache, engine, dedup, python })
+        Ok(Bench { root, cache, engine, dedup, apart, python })
     }
 
     fn measure(&self, options: &PsBench) -> Result<Measured> {
-        let (pairs, checkpoints) = (options.pairs(), options.pairs().min(CHECKPOINTS));
-        let rows = |usual, small| if options.quick { small } else { usual };
-        let served = rows(1_000_000, 100_000);
+        let (pairs, rounds) = (options.pairs(), options.rounds());
+        let usual_or = |usual, small| if options.quick { small } else { usual };
+        let served = usual_or(1_000_000, 100_000);
+        let rows = usual_or(MEMORY_ROWS, 500_000);
+        // Trainers are left alone for seconds around each checkpoint and move, however small it is.
+        let loads = usual_or(rounds, 1);
         let redis = redis()?;
         let narrow = self.engine(&format!("served {pairs} 16 {served} {}", redis.address))?;
         drop(redis);
@@ -101,9 +112,12 @@ impl Bench {
             narrow,
             wide: self.engine(&format!("served {pairs} 128 {served}"))?,
             dedup: self.dedup(pairs)?,
-            memory: self.engine(&format!("memory {pairs} {}", rows(MEMORY_ROWS, 200_000)))?,
-            large: self.engine(&format!("large {pairs} {}", rows(LARGE_ROWS, 2_000_000)))?,
-            checkpoint: self.engine(&format!("checkpoint {checkpoints} {}", rows(MEMORY_ROWS, 500_000)))?,
+            memory: self.engine(&format!("memory {pairs} {rows}"))?,
+            large: self.engine(&format!("large {pairs} {}", usual_or(LARGE_ROWS, 2_000_000)))?,
+            checkpoint: self.engine(&format!("checkpoint {rounds} {rows}"))?,
+            loaded: self.engine(&format!("loaded {loads} {rows}"))?,
+            moving: self.engine(&format!("moving {loads} {rows}"))?,
+            apart: self.apart(pairs, usual_or(5, 1), usual_or(64, 8))?,
         })
     }
 
@@ -114,6 +128,13 @@ impl Bench {
         // The cache is on a disk, which cannot be said of every directory for temporary files.
         command.args(arguments.split(' ')).env("TMPDIR", self.scratch()?);
         told(&mut command)
+    }
+
+    /// Worker and server in one process and in two, in turn: so long each time, on so many batches.
+    fn apart(&self, pairs: u32, seconds: u32, batches: u32) -> Result<Value> {
+        eprintln!("measuring: apart {pairs} {seconds} {batches}");
+        let arguments = [pairs, seconds, batches].map(|number| number.to_string());
+        told(pinned(&pin(CORES), &self.apart).args(arguments))
     }
 
     /// The worker and numpy in turn, on the same ids.
@@ -206,7 +227,8 @@ impl Report<'_> {
             "figures": self.figures.iter().map(Figure::summary).collect::<Vec<_>>(),
             "measured": {
                 "memory": measured.memory, "large": measured.large, "narrow": measured.narrow,
-                "wide": measured.wide, "checkpoint": measured.checkpoint, "dedup": measured.dedup,
+                "wide": measured.wide, "checkpoint": measured.checkpoint, "loaded": measured.loaded,
+                "moving": measured.moving, "apart": measured.apart, "dedup": measured.dedup,
             },
         })
     }
@@ -215,7 +237,7 @@ impl Report<'_> {
         format!(
             "## The parameter server against its peers\n\n\
              Written by `cargo xtask bench ps`. Ours and each peer are measured in turn, {pairs} times\n\
-             (checkpoints {checkpoints} times); a figure is the median, and a ratio the median of the ratios of\n\
+             (checkpoints and moves {rounds} times); a figure is the median, and a ratio the median of the ratios of\n\
              neighbours. Ids are uniform, a batch has 40,000, and a table lies in 8 partitions. In one process, and\n\
              for deduplication, time is that of one thread on a core; over loopback and for checkpoints it is the\n\
              clock's, with server and client as two threads.\n\n\
@@ -223,12 +245,27 @@ impl Report<'_> {
              each id and is asked with pipelined MGETs over one connection. Raw TCP sends the bytes of the rows from\n\
              one thread to another and asks for nothing. numpy finds the unique ids with `return_inverse` and does\n\
              not route them. The checkpoint's peer writes as many bytes to one file on the same disk and syncs it.\n\n\
+             While training: two threads of the servers' own process pull and push batches of uniform rows, partition\n\
+             by partition, as fast as they can, without sockets. That is more than workers ask for, so what is done\n\
+             beside it has no core to itself. They are left alone for 5 seconds before and after each checkpoint and\n\
+             each move. What training loses is how many rows a second they do less meanwhile than alone. The longest\n\
+             pull is the longest that one pull from one partition took meanwhile, with all that it waited for, less\n\
+             the longest of both stretches alone: the most of all rounds. More memory is how much more the process\n\
+             had resident at its highest than before, with the rows: the most of all rounds as well. Checkpoints are\n\
+             of all rows, not of what has changed.\n\n\
+             Moving partitions: 2 servers hold 2 GiB in 8 partitions, and a third takes over 2 of them, one from each,\n\
+             one after the other. Raw TCP sends as many bytes as those have from one thread to another. The servers\n\
+             are three in one process, each with its own socket.\n\n\
+             Worker and server as processes: a DeepFM with 13 dense and 26 sparse fields, Adagrad, batch 4096, on\n\
+             made-up records that are in memory before the clock starts. The worker has its own stages and 2 compute\n\
+             threads. With one process the stages call the partitions; with two they ask a server over loopback.\n\
+             Either way all threads share the same 2 cores.\n\n\
              {table}\n\
              {reached}\n\n\
              Machine: {machine}; load at the start {load:.2}.\n\
              Versions: {versions}.\n",
             pairs = self.options.pairs(),
-            checkpoints = self.options.pairs().min(CHECKPOINTS),
+            rounds = self.options.rounds(),
             table = figures::table(&self.figures),
             reached = self.reached(),
             machine = self.machine,

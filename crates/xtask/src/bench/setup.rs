@@ -59,14 +59,7 @@ impl Setup {
 
     /// A command that runs on no more cores than it has threads.
     pub fn pinned(&self, program: &Path) -> Command {
-        match self.pin.split_first() {
-            Some((first, rest)) => {
-                let mut command = Command::new(first);
-                command.args(rest).arg(program);
-                command
-            }
-            None => Command::new(program),
-        }
+        pinned(&self.pin, program)
     }
 }
 
@@ -118,8 +111,8 @@ fn synthetic_data(binary: &Path, cache: &Path, options: &TrainBench, format: &st
     Ok(done)
 }
 
-/// Nothing where the machine has no more cores than asked for.
-fn pin(threads: u32) -> Vec<OsString> {
+/// What is put before a command to keep it to so many cores; nothing where the machine has no more.
+pub fn pin(threads: u32) -> Vec<OsString> {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     if cores <= threads as usize {
         return Vec::new();
@@ -129,6 +122,18 @@ fn pin(threads: u32) -> Vec<OsString> {
         return Vec::new();
     }
     ["taskset".into(), "--cpu-list".into(), format!("0-{}", threads - 1).into()].into()
+}
+
+/// A command with that put before it.
+pub fn pinned(pin: &[OsString], program: &Path) -> Command {
+    match pin.split_first() {
+        Some((first, rest)) => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(program);
+            command
+        }
+        None => Command::new(program),
+    }
 }
 
 pub fn succeed(command: &mut Command, what: &str) -> Result<()> {
