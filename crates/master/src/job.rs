@@ -220,6 +220,8 @@ pub struct Job {
     moving: Option<moves::Moving>,
     /// Backups that are to take the place of partitions, by their server.
     promotions: BTreeMap<u32, backups::Promotion>,
+    /// The partition and the server of a backup that could not be made last.
+    backup_failed: Option<(u32, u32)>,
     /// Backups that are of no use, by their server.
     stale_backups: BTreeMap<u32, Vec<Assignment>>,
     /// No other move before this.
@@ -340,6 +342,7 @@ impl Job {
             places: places(&book, job.servers.partitions, servers_wanted),
             moving: None,
             promotions: BTreeMap::new(),
+            backup_failed: None,
             stale_backups: BTreeMap::new(),
             moves_not_before: Duration::ZERO,
             loads: moves::Loads::default(),
@@ -398,7 +401,7 @@ impl Job {
             Event::Reported(ticket, caller, report) => self.report(now, ticket, caller, *report, effects),
             Event::Written(ticket, caller, written) => self.written(now, ticket, caller, written, effects),
             Event::Copied(ticket, caller, copied) => self.copied(now, ticket, caller, &copied, effects),
-            Event::Alone(ticket, caller, asked) => self.alone(ticket, caller, &asked, effects),
+            Event::Alone(ticket, caller, asked) => self.alone(now, ticket, caller, &asked, effects),
             Event::Committed(id, outcome) => self.commit_over(now, id, outcome, effects),
             Event::Exported(outcome) => self.exported(now, outcome, effects),
             Event::Launched(role, id, outcome) => self.launched(now, role, id, outcome, effects),

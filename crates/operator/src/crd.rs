@@ -211,6 +211,7 @@ fn kind(rule: Rule) -> Map<String, Value> {
         Rule::Text
         | Rule::Texts
         | Rule::Amount
+        | Rule::Memory
         | Rule::Priority
         | Rule::Positive
         | Rule::Fraction

@@ -13,6 +13,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
 use elasticdl_spec::PartitionId;
+use elasticdl_wire as wire;
 use elasticdl_wire::connection::Caller;
 use elasticdl_wire::failpoint;
 use elasticdl_wire::frame::{Frame, Limits};
@@ -99,17 +100,16 @@ impl Backups {
         drop(self.remove(part));
     }
 
-    /// Adds what there is to tell of them.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Torn`] where a panic left one half-changed.
-    pub fn add_to(&self, gauges: &mut Gauges) -> Result<()> {
-        for (id, backup) in self.held().iter() {
-            gauges.backs.insert(id.0, backup.incarnation);
-            gauges.backup_bytes += backup.shadow.gauges()?.bytes;
-        }
-        Ok(())
+    /// Adds what there is to tell of them. One that a panic left half-changed is dropped.
+    pub fn add_to(&self, gauges: &mut Gauges) {
+        self.held().retain(|id, backup| {
+            let told = backup.shadow.gauges();
+            if let Ok(told) = &told {
+                gauges.backs.insert(id.0, backup.incarnation);
+                gauges.backup_bytes += told.bytes;
+            }
+            told.is_ok()
+        });
     }
 
     fn remove(&self, (id, incarnation): (PartitionId, u64)) -> Option<Backup> {
@@ -172,7 +172,7 @@ impl Work {
         let rows = shadow.gauges().map_or(0, |gauges| gauges.rows);
         info!(from = order.from, %id, rows, seconds = begun.elapsed().as_secs_f64(), "backed up");
         outcome(Ok(()));
-        match keep_up(&mut peer, &shadow, &cancelled) {
+        match keep_up(&mut peer, id, &shadow, &cancelled) {
             Ok(()) => info!(from = order.from, %id, "backed up no more"),
             Err(error) => {
                 warn!(from = order.from, %id, error = %error.chain(), "a partition cannot be followed")
@@ -195,14 +195,19 @@ fn copy<'c>(
     let until = Instant::now() + PATIENCE;
     let (kept, rows) = loop {
         catch_up(std::slice::from_mut(&mut copy), &mut peer)?;
+        if cancelled.load(Ordering::Relaxed) {
+            return Err(Error::Misfit { partition: id, reason: "it is not to be backed up any more".into() });
+        }
         match peer.follow(order.part, model)? {
             Followed::Yes(lacking) => break *lacking,
-            Followed::NotNow if Instant::now() < until && !cancelled.load(Ordering::Relaxed) => {
+            Followed::NotNow if Instant::now() < until => {
                 std::thread::sleep(PAUSE);
             }
             refusal => {
                 let reason = match refusal {
-                    Followed::NotNow => "rows change faster than they can be copied",
+                    Followed::NotNow => {
+                        "it has another backup still, is too large for one answer, or changes faster than it is copied"
+                    }
                     _ => "it is not there any more",
                 };
                 return Err(Error::Misfit { partition: id, reason: reason.into() });
@@ -217,13 +222,18 @@ fn copy<'c>(
 }
 
 /// Does what is done to the partition, until the backup is none any more or the other server is gone.
-fn keep_up(peer: &mut Peer<'_>, shadow: &Partitions, cancelled: &AtomicBool) -> Result<()> {
+fn keep_up(peer: &mut Peer<'_>, id: PartitionId, shadow: &Partitions, cancelled: &AtomicBool) -> Result<()> {
     let (mut requests, mut reply) = (Requests::new(shadow, Limits::default()), Frame::default());
     let mut done = 0;
     while !cancelled.load(Ordering::Relaxed) {
         let Some(frames) = peer.next(done)? else { break };
         for frame in &frames {
             also(shadow, &mut requests, frame, &mut reply)?;
+            // Each tells how many pushes were applied when it was done.
+            if shadow.with(id, |partition| partition.version()) != Some(frame.request()) {
+                let reason = "the backup is not what the partition is".to_string();
+                return Err(Error::Misfit { partition: id, reason });
+            }
             done += 1;
         }
         if !frames.is_empty() && failpoint::reached("ps.backup_done") {
@@ -248,7 +258,8 @@ fn also(shadow: &Partitions, requests: &mut Requests<'_>, frame: &Frame, reply: 
             shadow.settle();
             Ok(())
         }
-        _ => requests.answer(frame, reply),
+        kind::PUSH | kind::STAGE | kind::COMMIT | kind::STEP | kind::FENCE => requests.answer(frame, reply),
+        other => Err(wire::Error::Malformed(format!("{other:#x} is nothing that a backup does")).into()),
     }
 }
 
@@ -390,7 +401,7 @@ mod tests {
         over.store(true, Ordering::Relaxed);
         let mut pusher = pushing.join().unwrap();
         let mut gauges = Gauges::default();
-        backups.add_to(&mut gauges).unwrap();
+        backups.add_to(&mut gauges);
         assert!(gauges.backs == BTreeMap::from([(HERE.0, LIFE)]) && gauges.backup_bytes > 0, "{gauges:?}");
         // What is answered last waits for all before it.
         assert_eq!(pusher.push(), Status::Ok);

@@ -86,7 +86,7 @@ impl Feed {
         while !log.has(number) {
             let patience = if log.is_followed() { PATIENCE } else { LEAVE };
             let left = patience.saturating_sub(since.elapsed());
-            if left.is_zero() {
+            if left.is_zero() || log.is_over() {
                 return Err(if log.is_followed() { Stuck::Backup } else { Stuck::Master });
             }
             log = self.changed.wait_timeout(log, left).unwrap_or_else(PoisonError::into_inner).0;
@@ -109,6 +109,17 @@ impl Feed {
     pub fn go_alone(&self) {
         self.log().go_alone();
         self.changed.notify_all();
+    }
+
+    /// The partition is another server's now.
+    pub fn end(&self) {
+        self.log().end();
+        self.changed.notify_all();
+    }
+
+    /// Whether a backup follows.
+    pub fn is_followed(&self) -> bool {
+        self.log().is_followed()
     }
 
     fn log(&self) -> MutexGuard<'_, Log<Frame>> {

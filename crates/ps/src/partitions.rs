@@ -223,7 +223,15 @@ impl Partitions {
                 held.feed.take_if(|current| Arc::ptr_eq(current, feed));
             });
             feed.go_alone();
+        } else {
+            feed.end();
         }
+    }
+
+    /// A server does not get on with its backups: all of them are lost at once, and not one after the other.
+    fn backups_hang(&self, backup: u32) {
+        let feeds = self.each_held(|held| held.feed.clone().filter(|feed| feed.backup == backup));
+        feeds.iter().filter_map(|(_, feed)| feed.as_ref()?.as_ref()).for_each(|feed| self.backup_lost(feed));
     }
 
     /// Waits until the backup has done what has this number.
@@ -231,7 +239,10 @@ impl Partitions {
         loop {
             match feed.wait(number) {
                 Ok(()) => return Ok(()),
-                Err(Stuck::Backup) => self.backup_lost(feed),
+                Err(Stuck::Backup) => {
+                    self.backup_lost(feed);
+                    self.backups_hang(feed.backup);
+                }
                 Err(Stuck::Master) => return Err(Error::NoLeave { partition: feed.partition }),
             }
         }
@@ -309,7 +320,7 @@ impl Held {
         work(&mut self.partition);
         if let Some(feed) = &self.feed {
             let mut frame = Frame::default();
-            frame.begin(kind, 0);
+            frame.begin(kind, self.partition.version());
             ps::put_part(&mut frame, self.partition.id(), self.partition.incarnation());
             put(&mut frame);
             feed.add(frame);

@@ -194,7 +194,7 @@ impl<'p> Requests<'p> {
                 between_partitions()?;
             }
             let (id, incarnation) = ps::take_part(&mut payload)?;
-            let put = |frame: &mut Frame| ps::commit(frame, 0, commit, &[(id, incarnation)]);
+            let put = |frame: &mut Frame| ps::put_commit(frame, commit, &[(id, incarnation)]);
             let work = |p: &mut Partition| p.commit(commit, incarnation);
             let due = &mut self.due;
             let committed = self.partitions.with_held(id, |held| done(held, kind::COMMIT, due, work, put));
@@ -215,7 +215,7 @@ impl<'p> Requests<'p> {
         self.answers.clear();
         for _ in 0..parts {
             let (id, incarnation) = ps::take_part(&mut payload)?;
-            let put = |frame: &mut Frame| ps::fence(frame, 0, task, lease, &[(id, incarnation)]);
+            let put = |frame: &mut Frame| ps::put_fence(frame, task, lease, &[(id, incarnation)]);
             let work = |p: &mut Partition| p.fence(task, lease, incarnation);
             let due = &mut self.due;
             let fenced = self.partitions.with_held(id, |held| done(held, kind::FENCE, due, work, put));
@@ -240,7 +240,7 @@ impl Requests<'_> {
                 between_partitions()?;
             }
             let (id, incarnation) = ps::take_part(&mut payload)?;
-            let put = |frame: &mut Frame| gate::step(frame, 0, &decision, &[(id, incarnation)]);
+            let put = |frame: &mut Frame| gate::put_step(frame, &decision, &[(id, incarnation)]);
             let work = |p: &mut Partition| p.commit_step(&decision, incarnation);
             let due = &mut self.due;
             let committed = self.partitions.with_held(id, |held| done(held, kind::STEP, due, work, put));
@@ -291,7 +291,7 @@ fn done(
     let answer = work(&mut held.partition)?;
     if let Some(feed) = held.feed.as_ref().filter(|_| answer.status != Status::WrongIncarnation) {
         let mut frame = Frame::default();
-        frame.begin(kind, 0);
+        frame.begin(kind, answer.version);
         put(&mut frame);
         due.push((Arc::clone(feed), feed.add(frame)));
     }

@@ -110,7 +110,7 @@ async fn beat(link: &mut Link, partitions: &Arc<Partitions>) -> Result<()> {
         let backups = Arc::clone(&link.backups);
         let gauges = in_background("reading gauges", partitions, move |partitions| {
             let mut gauges = partitions.gauges()?;
-            backups.add_to(&mut gauges)?;
+            backups.add_to(&mut gauges);
             Ok::<_, Error>(gauges)
         });
         let gauges = gauges.await??;
@@ -151,7 +151,7 @@ async fn beat(link: &mut Link, partitions: &Arc<Partitions>) -> Result<()> {
                 if command > seen_move && order.backup =>
             {
                 seen_move = command;
-                link.start_backup(command, order, partitions)?;
+                link.start_backup(command, order, partitions);
             }
             Ok(BeatReply { command, what: Some(What::Promote(order)) }) if command > seen_promotion => {
                 seen_promotion = command;

@@ -251,6 +251,8 @@ fn send(stream: &mut Stream, frame: &mut Frame) -> Result<()> {
 fn refuse(stream: &mut Stream, frame: &mut Frame, request: u64, error: &Error) {
     let reason = match error {
         Error::Wire(wire::Error::Io { .. }) => return,
+        // Another try may help: the peer is to take it for a broken connection.
+        Error::NoLeave { .. } => return,
         Error::Wire(wire::Error::Refused(reason)) => reason.clone(),
         other => other.chain(),
     };

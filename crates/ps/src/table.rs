@@ -64,6 +64,8 @@ pub struct Table {
     /// Set while another server copies the table.
     unsent: Option<Unsent>,
     changes: Changes,
+    /// Whether files that it was restored from may know rows by numbers that it does not have.
+    differs: bool,
 }
 
 impl Table {
@@ -81,6 +83,7 @@ impl Table {
             bound: None,
             unsent: None,
             changes: Changes::default(),
+            differs: false,
             slots_born,
             shape,
         }
@@ -219,10 +222,15 @@ impl Table {
         }
     }
 
+    /// Files that it was restored from may know rows by their numbers.
+    pub(crate) fn differs_from_files(&mut self) {
+        self.differs = self.limit().is_none();
+    }
+
     /// The checkpoint that the table was restored from has all rows as they are now.
     pub(crate) fn is_as_in(&mut self, checkpoint: u64) {
-        // What goes by other numbers cannot be added to.
-        if !self.is_renumbered() {
+        // What goes by other numbers cannot be added to, nor what goes by ids where files may go by numbers.
+        if !self.is_renumbered() && !self.differs {
             self.changes.begin_from(checkpoint, self.len());
         }
     }

@@ -12,7 +12,7 @@ use elasticdl_wire::control::{AloneRequest, Assignment, CopiedRequest, Promote, 
 use elasticdl_wire::ps::{self, Status};
 
 use crate::branches::Branch;
-use crate::moving::Said;
+use crate::moving::{Fetching, Said};
 use crate::net::{Asked, Part, Pid, Question};
 use crate::processes::Timer;
 use crate::sabotage::Sabotage;
@@ -65,7 +65,8 @@ pub struct Backup {
 impl Server {
     /// By partition, the life that it has a backup of.
     pub(crate) fn backs(&self) -> BTreeMap<u32, u64> {
-        self.backups.iter().map(|(id, backup)| (id.0, backup.partition.incarnation())).collect()
+        let there = self.backups.iter().map(|(id, backup)| (id.0, backup.partition.incarnation()));
+        there.chain(self.fetching.as_ref().and_then(Fetching::backup)).collect()
     }
 
     /// Something was done to a partition: its backup is to do it, too. Tells which feed has it under which number.
@@ -80,6 +81,7 @@ impl World {
     /// A backup wants to follow a partition that it has copied, as far as that goes: here is what it lacks.
     pub(crate) fn follow(
         &mut self,
+        pid: Pid,
         server: &mut Server,
         from: Pid,
         (id, incarnation): (PartitionId, u64),
@@ -87,7 +89,20 @@ impl World {
         let copy = server.copies.get(&(from, id)).copied().unwrap_or(0);
         let partition = server.partitions.get_mut(&id);
         let ours = partition.filter(|p| p.admit_copy(incarnation, copy) == Status::Ok && !p.is_handed_over());
-        let Some(partition) = ours else { return Said::Followed(None) };
+        let current =
+            server.followed.get(&id).and_then(|number| Some((*number, server.feeds.get_mut(number)?)));
+        let current = current.filter(|(_, feed)| feed.incarnation == incarnation);
+        let taken = current.as_ref().is_some_and(|(_, feed)| {
+            self.processes[feed.backup as usize].id != self.processes[from as usize].id
+        });
+        let Some(partition) = ours.filter(|_| !taken) else { return Said::Followed(None) };
+        if let Some((number, feed)) = current
+            && feed.log.lose()
+        {
+            let backup = self.processes[feed.backup as usize].id;
+            let asked = AloneRequest { partition: id.0, incarnation, backup, member: None };
+            self.call(pid, Question::Alone(asked, number));
+        }
         let mut rows = Vec::new();
         while partition.unsent() > 0 {
             rows.push(partition.copy_next(1000, 1000));
@@ -218,8 +233,11 @@ impl World {
             feed.log.go_alone();
             server.followed.retain(|_, current| *current != number);
             self.answer_waiting(server);
+            server.feeds.remove(&number);
+        } else {
+            // Whoever waits for it waits in vain.
+            feed.log.end();
         }
-        server.feeds.remove(&number);
     }
 
     /// Backups take the place of partitions.

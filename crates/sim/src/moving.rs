@@ -81,6 +81,13 @@ pub struct Fetching {
     number: u64,
 }
 
+impl Fetching {
+    /// The partition that it is a backup of, with its life.
+    pub(crate) fn backup(&self) -> Option<(u32, u64)> {
+        self.copies.first().filter(|_| self.backup).map(|copy| (copy.id.0, copy.incarnation))
+    }
+}
+
 #[derive(Debug)]
 struct Copy {
     partition: Partition,
@@ -166,7 +173,7 @@ impl World {
                 self.say(pid, from, number, Said::Handed(handed));
             }
             Said::Follow(id, incarnation) => {
-                let said = self.follow(server, from, (id, incarnation));
+                let said = self.follow(pid, server, from, (id, incarnation));
                 self.say(pid, from, number, said);
             }
             Said::Next(done) => self.next_asked(pid, server, number, done),

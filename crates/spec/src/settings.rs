@@ -63,6 +63,8 @@ pub enum Rule {
     Texts,
     /// An amount as Kubernetes writes it: 500m, 4Gi, 2.
     Amount,
+    /// An amount of memory, in whole bytes.
+    Memory,
     /// low, high, or the fraction that is high.
     Priority,
     /// A mapping of texts to texts.
@@ -93,6 +95,7 @@ impl Rule {
             Rule::Character => "one character, such as \",\" or \"\\t\"".into(),
             Rule::Texts => "a text or a list of texts".into(),
             Rule::Amount => "an amount above 0, such as 2, 500m or 4Gi".into(),
+            Rule::Memory => "an amount of memory, such as 512Mi or 4Gi".into(),
             Rule::Priority => "low, high, or the fraction from 0 to 1 that is high".into(),
             Rule::Pairs => "a mapping of names to texts".into(),
             Rule::Tally => "a mapping of names to whole numbers, such as { chief: 1, worker: 3 }".into(),

@@ -27,7 +27,7 @@ pub struct TableSetting {
 pub const TABLE_SETTINGS: &[TableSetting] = &[
     TableSetting { key: "l2", rule: Rule::NotNegative },
     TableSetting { key: "wire", rule: Rule::OneOf(&["f32", "bf16", "f16"]) },
-    TableSetting { key: "memory_max", rule: Rule::Amount },
+    TableSetting { key: "memory_max", rule: Rule::Memory },
     TableSetting { key: "admit_after", rule: Rule::Count { min: 1, max: ADMIT_AFTER_MAX } },
     TableSetting { key: "evict", rule: Rule::OneOf(&["use", "age"]) },
 ];

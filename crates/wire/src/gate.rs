@@ -144,6 +144,11 @@ pub fn take_said(mut payload: Payload<'_>) -> Result<Said> {
 /// A STEP for these partitions and their incarnations.
 pub fn step(frame: &mut Frame, request: u64, decision: &Decision, parts: &[(PartitionId, u64)]) {
     frame.begin(kind::STEP, request);
+    put_step(frame, decision, parts);
+}
+
+/// What comes after a STEP's beginning.
+pub fn put_step(frame: &mut Frame, decision: &Decision, parts: &[(PartitionId, u64)]) {
     frame.put_all(&[decision.version, decision.batches.len() as u64]);
     decision.batches.iter().for_each(|batch| frame.put_all(&batch.words()));
     frame.put(parts.len() as u64);

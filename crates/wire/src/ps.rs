@@ -25,7 +25,7 @@
 //! | FOLLOW | partition, incarnation |
 //! | FOLLOWED | status, whether it can be followed at this moment; if so head as JSON bytes, [values, count and slots] per tensor, n, [table, rows that it has, ids, count of floats, rows with their slots] × n |
 //! | NEXT | how many of what was done are done here too |
-//! | DID | whether it goes on, n, [kind, count, words of the payload] × n: PUSH, STAGE, COMMIT, STEP or FENCE of one partition, CLOSE or SETTLE |
+//! | DID | whether it goes on, n, [kind, version after it, count, words of the payload] × n: PUSH, STAGE, COMMIT, STEP or FENCE of one partition, CLOSE or SETTLE |
 //! | CLOSE | partition, incarnation, ranges of shards by epoch as JSON bytes; only in a DID |
 //! | SETTLE | partition, incarnation; only in a DID |
 //! | GATE, GATED, STEP | see [`crate::gate`] |
@@ -270,6 +270,11 @@ pub struct Commit {
 /// A COMMIT for these partitions and their incarnations.
 pub fn commit(frame: &mut Frame, request: u64, commit: Commit, parts: &[(PartitionId, u64)]) {
     frame.begin(kind::COMMIT, request);
+    put_commit(frame, commit, parts);
+}
+
+/// What comes after a COMMIT's beginning.
+pub fn put_commit(frame: &mut Frame, commit: Commit, parts: &[(PartitionId, u64)]) {
     let Commit { task, batch, lease } = commit;
     frame.put_all(&[task.as_u64(), batch, lease.term, lease.n, parts.len() as u64]);
     for &(partition, incarnation) in parts {
@@ -288,6 +293,11 @@ pub fn take_commit(payload: &mut Payload<'_>) -> Result<(Commit, usize)> {
 /// A FENCE for these partitions and their incarnations.
 pub fn fence(frame: &mut Frame, request: u64, task: TaskId, lease: LeaseId, parts: &[(PartitionId, u64)]) {
     frame.begin(kind::FENCE, request);
+    put_fence(frame, task, lease, parts);
+}
+
+/// What comes after a FENCE's beginning.
+pub fn put_fence(frame: &mut Frame, task: TaskId, lease: LeaseId, parts: &[(PartitionId, u64)]) {
     frame.put_all(&[task.as_u64(), lease.term, lease.n, parts.len() as u64]);
     for &(partition, incarnation) in parts {
         put_part(frame, partition, incarnation);
@@ -344,7 +354,7 @@ pub fn did(frame: &mut Frame, request: u64, what: Option<&[Frame]>) {
     frame.put_all(&[u64::from(what.is_some()), what.map_or(0, <[Frame]>::len) as u64]);
     for one in what.into_iter().flatten() {
         let words = one.payload().rest();
-        frame.put_all(&[u64::from(one.kind()), words.len() as u64]);
+        frame.put_all(&[u64::from(one.kind()), one.request(), words.len() as u64]);
         frame.put_all(words);
     }
 }
@@ -353,12 +363,12 @@ pub fn did(frame: &mut Frame, request: u64, what: Option<&[Frame]>) {
 pub fn take_did(mut payload: Payload<'_>) -> Result<Option<Vec<Frame>>> {
     let goes_on = payload.take()?;
     let mut done = Vec::new();
-    for number in 0..payload.take_count(2)? {
-        let kind = payload.take()?;
+    for _ in 0..payload.take_count(3)? {
+        let (kind, version) = (payload.take()?, payload.take()?);
         let kind = u32::try_from(kind).map_err(|_| Error::Malformed(format!("a frame of kind {kind:#x}")))?;
         let count = payload.take_count(1)?;
         let mut frame = Frame::default();
-        frame.begin(kind, number as u64);
+        frame.begin(kind, version);
         frame.put_all(payload.take_all(count)?);
         done.push(frame);
     }

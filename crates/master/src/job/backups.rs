@@ -62,11 +62,16 @@ impl Job {
         for backup in self.places.iter().filter_map(|place| place.backup) {
             counts.entry(backup).and_modify(|count| *count += 1);
         }
-        let lacking = self.places.iter().enumerate().find_map(|(partition, place)| {
+        // What has failed last comes last, so that it holds up nothing else.
+        let (first, failed) = self.backup_failed.map_or((0, None), |(p, server)| (p + 1, Some(server)));
+        let all = self.places.len() as u32;
+        let lacking = (0..all).map(|p| (p + first) % all).find_map(|partition| {
+            let place = &self.places[partition as usize];
             let others =
                 counts.iter().filter(|(server, _)| **server != place.server && place.backup.is_none());
-            let (to, _) = others.min_by_key(|(server, count)| (**count, **server))?;
-            Some((partition as u32, place.server, *to))
+            let (to, _) =
+                others.min_by_key(|(server, count)| (Some(**server) == failed, **count, **server))?;
+            Some((partition, place.server, *to))
         });
         let Some((partition, from, to)) = lacking else { return false };
         self.begin_errand(now, Errand::BackUp, Transfer { from, to, partitions: vec![partition] }, effects);
@@ -93,10 +98,11 @@ impl Job {
             return forget;
         }
         if !copied.error.is_empty() || !same_life {
+            self.backup_failed = Some((backup.partition, server));
             self.give_up_move(now, &copied.error, effects);
             return forget;
         }
-        self.moving = None;
+        (self.moving, self.backup_failed) = (None, None);
         place.backup = Some(server);
         effects.push(Effect::Record(Entry::Backed { partition: backup.partition, server }));
         if self.places.iter().all(|place| place.backup.is_some()) {
@@ -110,6 +116,7 @@ impl Job {
     /// A server has lost a backup, and asks whether its partition may go on alone.
     pub(super) fn alone(
         &mut self,
+        now: Duration,
         ticket: Ticket,
         caller: Caller,
         asked: &AloneRequest,
@@ -123,7 +130,10 @@ impl Job {
         if theirs {
             let (partition, backup) = (asked.partition, asked.backup);
             // One that is being made must not be taken for a good one when it comes.
-            self.moving.take_if(|m| m.backs_up(partition, backup));
+            if self.moving.take_if(|m| m.backs_up(partition, backup)).is_some() {
+                self.backup_failed = Some((partition, backup));
+                self.rest_after(now);
+            }
             self.drop_backups_of(&[partition], Some(backup), effects);
         }
         effects.push(Effect::Answer(ticket, Answer::Alone(AloneReply { alone: theirs })));
@@ -219,9 +229,23 @@ impl Job {
         Some(BeatReply { command: 0, what })
     }
 
-    /// A server tells what it has backups of: those that nobody knows of are of no use.
-    pub(super) fn look_at_backups(&mut self, server: u32, gauges: &Value) {
+    /// A server tells what it has backups of: those that nobody knows of are of no use, and one that it was told to make
+    /// and does not is not waited for.
+    pub(super) fn look_at_backups(
+        &mut self,
+        now: Duration,
+        server: u32,
+        gauges: &Value,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(backs) = gauges["backs"].as_object() else { return };
+        let makes = |partition: u32| backs.contains_key(&partition.to_string());
+        if let Some(partition) = self.moving.as_ref().and_then(|m| m.overdue_backup(now, server))
+            && !makes(partition)
+        {
+            self.backup_failed = Some((partition, server));
+            self.give_up_move(now, "the server does not make it", effects);
+        }
         let told =
             backs.iter().filter_map(|(partition, life)| Some((partition.parse().ok()?, life.as_u64()?)));
         let is_promoted = self.promotions.contains_key(&server);

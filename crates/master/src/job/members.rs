@@ -171,7 +171,7 @@ impl Job {
         }
         if caller.role() == Role::Server {
             self.weigh(&gauges);
-            self.look_at_backups(caller.id, &gauges);
+            self.look_at_backups(now, caller.id, &gauges, effects);
         }
         let known = self.known.entry((caller.role, caller.id)).or_default();
         known.gauges = gauges;

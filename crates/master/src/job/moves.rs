@@ -59,6 +59,12 @@ impl Moving {
         self.errand == Errand::BackUp && (self.command, self.transfer.to) == (command, server)
     }
 
+    /// The partition that a server was told to back up some time ago.
+    pub(super) fn overdue_backup(&self, now: Duration, server: u32) -> Option<u32> {
+        let overdue = self.is_backup(self.command, server) && now.saturating_sub(self.since) > REST;
+        overdue.then(|| self.transfer.partitions[0])
+    }
+
     /// Whether a server makes a backup of this partition.
     pub(super) fn backs_up(&self, partition: u32, server: u32) -> bool {
         self.is_backup(self.command, server) && self.transfer.partitions.contains(&partition)

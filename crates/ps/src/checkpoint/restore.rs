@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::marks::Marks;
 use crate::model::Model;
 use crate::partition::Partition;
-use crate::table::{Bounds, Words};
+use crate::table::{Bounds, Table, Words};
 
 /// Opens a partition as a chain of files holds it, under a new incarnation. The chain begins with its oldest file.
 ///
@@ -135,6 +135,9 @@ impl<'a> Restoring<'a> {
                     format!("with what it adds to, {found} of {rows} rows of {name:?}"),
                 ));
             }
+        }
+        if !head.bounds.is_empty() {
+            tables.iter_mut().for_each(Table::differs_from_files);
         }
         head.bounds.resize_with(tables.len(), Bounds::default);
         for ((table, bounds), strangers) in tables.iter_mut().zip(head.bounds).zip(strangers) {

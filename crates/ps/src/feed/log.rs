@@ -18,6 +18,7 @@ enum State {
     Followed,
     Lost,
     Alone,
+    Over,
 }
 
 impl<T> Default for Log<T> {
@@ -88,6 +89,17 @@ impl<T> Log<T> {
         self.waiting.clear();
     }
 
+    /// The partition is another server's: what the backup has not done is never told.
+    pub fn end(&mut self) {
+        self.state = State::Over;
+        self.waiting.clear();
+    }
+
+    /// Whether nobody needs to wait any more, because it will not come.
+    pub fn is_over(&self) -> bool {
+        self.state == State::Over
+    }
+
     /// Whether the backup follows.
     pub fn is_followed(&self) -> bool {
         self.state == State::Followed
@@ -128,5 +140,14 @@ mod tests {
         assert!(log.is_empty() && !log.is_followed());
         log.go_alone();
         assert!(log.has(1) && log.has(2) && log.has(log.last()));
+    }
+
+    #[test]
+    fn what_another_server_has_now_is_never_told_here() {
+        let mut log = Log::default();
+        log.add('a');
+        log.lose();
+        log.end();
+        assert!(!log.has(1) && log.is_over() && !log.is_followed());
     }
 }

@@ -44,8 +44,14 @@ impl Requests<'_> {
                 other => return (other, false),
             }
             let (rows, floats) = partition.unsent_floats();
-            let words = self.limits.words_max / 2;
-            if partition.is_staging() || rows > ROWS_MAX || floats > FLOATS_MAX.min(words) {
+            // Half of what an answer may have.
+            let floats_max = self.limits.words_max;
+            let tensors = partition.tensors().iter().map(|t| t.values().len() + t.slots().len());
+            let large =
+                rows > ROWS_MAX || floats > FLOATS_MAX || floats + tensors.sum::<usize>() > floats_max;
+            // Without the master's leave no other server takes the place of the one that the ledger knows of.
+            let taken = held.feed.as_ref().is_some_and(|feed| feed.backup != backup);
+            if partition.is_staging() || large || taken {
                 return (Status::Ok, false);
             }
             reply.put_all(&[Status::Ok.word(), 1]);

@@ -19,8 +19,8 @@ use crate::partitions::Partitions;
 
 impl Link {
     /// Begins to back a partition up.
-    pub(super) fn start_backup(&self, command: u64, order: Move, partitions: &Arc<Partitions>) -> Result<()> {
-        let Some(assignment) = order.partitions.into_iter().next() else { return Ok(()) };
+    pub(super) fn start_backup(&self, command: u64, order: Move, partitions: &Arc<Partitions>) {
+        let Some(assignment) = order.partitions.into_iter().next() else { return };
         let part = part(&assignment);
         let order = Order { from: order.from, part };
         let (client, member, runtime) = (self.client.clone(), self.member, Handle::current());
@@ -38,7 +38,10 @@ impl Link {
                 }
             });
         };
-        self.backups.start(order, partitions.model(), &self.caller, outcome)
+        // The master sees in the next beats that there is none.
+        if let Err(error) = self.backups.start(order, partitions.model(), &self.caller, outcome) {
+            warn!(partition = %part.0, error = %error.chain(), "a partition could not be backed up");
+        }
     }
 
     /// Backups take the place of partitions whose server is gone.

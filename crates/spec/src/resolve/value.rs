@@ -45,6 +45,10 @@ pub fn check(rule: Rule, raw: &Value) -> Result<Value, String> {
             let amount = text(raw).filter(|t| amount::parse(t).is_some_and(|n| n > 0));
             amount.map(|t| json!(t)).ok_or_else(found)
         }
+        Rule::Memory => {
+            let memory = text(raw).filter(|t| amount::whole(t).is_some_and(|n| n > 0));
+            memory.map(|t| json!(t)).ok_or_else(found)
+        }
         Rule::Priority => match raw.as_str() {
             Some(name @ ("low" | "high")) => Ok(json!(name)),
             _ => number(raw).filter(|x| (0.0..=1.0).contains(x)).map(|x| json!(x)).ok_or_else(found),

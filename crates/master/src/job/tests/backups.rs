@@ -138,15 +138,34 @@ fn a_backup_that_fails_is_tried_again_after_a_rest() {
     let word = world.has_backup(1, command, order.partitions[0].clone(), "no room");
     assert_eq!(word, copied_reply::What::Forget(true));
     world.tick(10);
-    assert_eq!(world.ordered(1), None);
+    assert_eq!(world.ordered(0), None, "not at once");
     world.tick(6000);
-    assert_eq!(world.back_up(1), copied_reply::What::Take(true));
-    let (command, order) = world.ordered(0).unwrap();
+    assert_eq!(world.back_up(0), copied_reply::What::Take(true), "what has failed comes last");
+    assert_eq!(world.book.backups.get(&1), Some(&0));
+    let (command, order) = world.ordered(1).unwrap();
     let backup = order.partitions[0].clone();
     for _ in 0..2 {
-        let word = world.has_backup(0, command, backup.clone(), "");
+        let word = world.has_backup(1, command, backup.clone(), "");
         assert_eq!(word, copied_reply::What::Take(true), "asked again, the same is said");
     }
+}
+
+/// Goal: a server that was told to make a backup and says nothing of it does not hold up all others.
+#[test]
+fn a_backup_that_nobody_makes_is_given_up() {
+    let mut world = World::training(&[("servers.replicas", "2")], 8);
+    world.tick(10);
+    assert!(world.ordered(1).is_some());
+    world.tick(4000);
+    world.told(1, json!({}));
+    assert!(!world.events().contains(&"warning"), "it may have been told just now");
+    world.tick(2000);
+    world.told(1, json!({ "0": 1 }));
+    assert!(!world.events().contains(&"warning"), "it is at it");
+    world.told(1, json!({}));
+    assert!(world.events().contains(&"warning"));
+    world.tick(6000);
+    assert_eq!(world.back_up(0), copied_reply::What::Take(true), "others go on");
 }
 
 #[test]

@@ -145,7 +145,7 @@ fn a_table_may_have_a_bound() {
     assert!(tables("tables: { items: { admit_after: 2 } }").is_ok());
     assert_eq!(
         tables("tables: { '*': { evict: use }, items: { memory_max: lots, admit_after: 256 } }").unwrap_err(),
-        "spec.tables.items.memory_max: \"lots\" was given; this takes an amount above 0, such as 2, 500m or 4Gi
+        "spec.tables.items.memory_max: \"lots\" was given; this takes an amount of memory, such as 512Mi or 4Gi
 spec.tables.items.admit_after: 256 was given; this takes a whole number from 1 to 255"
     );
     assert_eq!(
