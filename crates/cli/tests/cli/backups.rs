@@ -13,15 +13,21 @@ use super::world::{Running, World, signal, wait_for};
 const EPOCHS: u32 = 12;
 const MORE_EPOCHS: u32 = 24;
 
-/// The counting job with backups, and points where processes die.
-fn training(points: &str, epochs: u32, more: &[&str]) -> (World, Running) {
+/// The counting job with backups, when it trains.
+fn training(epochs: u32, more: &[&str]) -> (World, Running) {
+    let (world, mut job) = begun("", epochs, more);
+    job.until_training();
+    (world, job)
+}
+
+/// The same from its first event on, and points where processes die.
+fn begun(points: &str, epochs: u32, more: &[&str]) -> (World, Running) {
     let (world, file) = counting(epochs, "");
     let mut words = vec!["train", &file, "--json", "--set", "servers.replicas=2"];
     words.extend(more.iter().flat_map(|set| ["--set", *set]));
     let mut command = world.command(&words);
     with_points(&world, &mut command, points);
-    let mut job = Running::following(command.stdout(Stdio::piped()).spawn().unwrap());
-    job.until_training();
+    let job = Running::following(command.stdout(Stdio::piped()).spawn().unwrap());
     (world, job)
 }
 
@@ -47,7 +53,7 @@ fn is_exact(world: &World, job: Running, epochs: u32) -> u64 {
 
 #[test]
 fn servers_die_one_after_the_other_and_nothing_is_trained_again() {
-    let (world, mut job) = training("", MORE_EPOCHS, &[]);
+    let (world, mut job) = training(MORE_EPOCHS, &[]);
     backed_up(&world);
     let shown = world.run(&["status", "count"]).ok();
     assert!(shown.contains("4 of 4 partitions backed up"), "{shown}");
@@ -76,7 +82,7 @@ fn a_server_dies_with_a_batch_that_its_backup_has_and_nobody_knows_of() {
 }
 
 fn dies_at(point: &str) {
-    let (world, mut job) = training(&format!("{point}=kill@1500"), EPOCHS, &[]);
+    let (world, mut job) = begun(&format!("{point}=kill@1500"), EPOCHS, &[]);
     let promoted = job.until("the backups", |e| e["event"] == "promoted" || e["event"] == "replay");
     assert_eq!(promoted["event"], "promoted", "{promoted}");
     assert_eq!(hits(&world), [point]);
@@ -86,7 +92,7 @@ fn dies_at(point: &str) {
 /// Goal: a backup that is lost is made again while training goes on. Its server dies with what was its own, too.
 #[test]
 fn a_server_dies_when_its_backup_has_done_what_it_has_not_told() {
-    let (world, mut job) = training("ps.backup_done=kill@1500", EPOCHS, &[]);
+    let (world, mut job) = begun("ps.backup_done=kill@1500", EPOCHS, &[]);
     job.until("the backups", |e| e["event"] == "promoted");
     backed_up(&world);
     assert_eq!(hits(&world), ["ps.backup_done"]);
@@ -96,7 +102,7 @@ fn a_server_dies_when_its_backup_has_done_what_it_has_not_told() {
 /// Goal: what a stopped server has a backup of waits for a moment, goes on alone, and is backed up again.
 #[test]
 fn a_server_that_stands_still_is_given_up_as_a_backup() {
-    let (world, job) = training("", MORE_EPOCHS, &["limits.silence=60s"]);
+    let (world, job) = training(MORE_EPOCHS, &["limits.silence=60s"]);
     backed_up(&world);
     let pid = world.status("count")["servers"][1]["pid"].as_u64().unwrap() as u32;
     signal(pid, Signal::STOP);
@@ -109,7 +115,7 @@ fn a_server_that_stands_still_is_given_up_as_a_backup() {
 
 #[test]
 fn a_master_and_a_server_die_together() {
-    let (world, mut job) = training("", EPOCHS, &[]);
+    let (world, mut job) = training(EPOCHS, &[]);
     backed_up(&world);
     let (status, (_, master)) = (world.status("count"), world.master("count"));
     signal(master, Signal::STOP);
@@ -127,11 +133,8 @@ fn kill_pid(status: &Value, server: usize) {
 
 #[test]
 fn backups_in_hybrid_mode_with_chains_of_checkpoints() {
-    let (world, mut job) = training(
-        "",
-        EPOCHS,
-        &["train.consistency=hybrid", "train.grads_to_wait=2", "checkpoint.full_every=3"],
-    );
+    let (world, mut job) =
+        training(EPOCHS, &["train.consistency=hybrid", "train.grads_to_wait=2", "checkpoint.full_every=3"]);
     backed_up(&world);
     kill(&world, 0);
     job.until("the backups", |e| e["event"] == "promoted");
@@ -140,7 +143,7 @@ fn backups_in_hybrid_mode_with_chains_of_checkpoints() {
 
 #[test]
 fn backups_follow_partitions_that_move() {
-    let (world, mut job) = training("", MORE_EPOCHS, &[]);
+    let (world, mut job) = training(MORE_EPOCHS, &[]);
     backed_up(&world);
     world.run(&["scale", "count", "--servers", "3"]).ok();
     job.until("a move", |e| e["event"] == "moved");
