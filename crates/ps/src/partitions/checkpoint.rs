@@ -17,9 +17,9 @@ use crate::pace::{Pace, of_this_thread};
 
 /// Files written at a time: while one of them is synced, another one is made.
 const WRITERS: usize = 2;
-/// While somebody trains, a writer rests so many times as long as it works: it takes a fiftieth of a processor, and
+/// While somebody trains, a writer rests so many times as long as it works: it takes a thirtieth of a processor, and
 /// little of what memory and disk can do in any moment.
-const REST: u32 = 49;
+const REST: u32 = 29;
 /// Rows that were put aside come many at a time.
 const WORK_MAX: Duration = Duration::from_millis(500);
 
