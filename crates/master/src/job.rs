@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use elasticdl_spec::{LeaseId, Plan, Purpose, Shard, TaskId, placement};
 use elasticdl_wire::control::{
-    AloneReply, AloneRequest, Assignment, BeatReply, CheckpointWrittenRequest, CopiedReply, CopiedRequest,
-    JoinReply, LeaseReply, ReadyRequest, ReportRequest, Role, TopologyReply,
+    AloneReply, AloneRequest, BeatReply, CheckpointWrittenRequest, CopiedReply, CopiedRequest, JoinReply,
+    LeaseReply, ReadyRequest, ReportRequest, Role, TopologyReply,
 };
 use serde_json::{Map, Value};
 
@@ -218,12 +218,7 @@ pub struct Job {
     places: Vec<Place>,
     /// Partitions on their way to another server.
     moving: Option<moves::Moving>,
-    /// Backups that are to take the place of partitions, by their server.
-    promotions: BTreeMap<u32, backups::Promotion>,
-    /// The partition and the server of a backup that could not be made last.
-    backup_failed: Option<(u32, u32)>,
-    /// Backups that are of no use, by their server.
-    stale_backups: BTreeMap<u32, Vec<Assignment>>,
+    backups: backups::Backups,
     /// No other move before this.
     moves_not_before: Duration,
     loads: moves::Loads,
@@ -341,9 +336,7 @@ impl Job {
             last_cut: None,
             places: places(&book, job.servers.partitions, servers_wanted),
             moving: None,
-            promotions: BTreeMap::new(),
-            backup_failed: None,
-            stale_backups: BTreeMap::new(),
+            backups: backups::Backups::default(),
             moves_not_before: Duration::ZERO,
             loads: moves::Loads::default(),
             servers_wanted,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use elasticdl_spec::PartitionId;
 use elasticdl_wire as wire;
@@ -23,11 +23,14 @@ use tracing::{info, warn};
 use crate::closed::Closed;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::moving::{Copy, PATIENCE, PAUSE, Peer, catch_up};
+use crate::moving::{Copy, PATIENCE, Peer, catch_up};
 use crate::partition::Partition;
 use crate::partitions::{Gauges, Partitions};
 use crate::requests::Requests;
 use crate::requests::follow::Followed;
+
+/// Before a partition that cannot be followed now is asked for again.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// What is to be backed up.
 #[derive(Debug, Clone)]
@@ -175,7 +178,11 @@ impl Work {
         match keep_up(&mut peer, id, &shadow, &cancelled) {
             Ok(()) => info!(from = order.from, %id, "backed up no more"),
             Err(error) => {
-                warn!(from = order.from, %id, error = %error.chain(), "a partition cannot be followed")
+                warn!(from = order.from, %id, error = %error.chain(), "a partition cannot be followed");
+                // Whatever the other server does: this is nothing that may take its place.
+                if matches!(error, Error::Misfit { .. }) {
+                    backups.forget_one(id, &shadow);
+                }
             }
         }
     }
@@ -236,9 +243,9 @@ fn keep_up(peer: &mut Peer<'_>, id: PartitionId, shadow: &Partitions, cancelled:
             }
             done += 1;
         }
-        if !frames.is_empty() && failpoint::reached("ps.backup_done") {
-            let broken = std::io::Error::other("a failpoint says so");
-            return Err(Error::io("telling what the backup has done", broken));
+        if !frames.is_empty() {
+            failpoint::pass("ps.backup_done")
+                .map_err(|e| Error::io("telling what the backup has done", e))?;
         }
     }
     Ok(())
@@ -424,12 +431,31 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let lost = runtime.block_on(partitions.next_lost());
         assert_eq!((lost.partition, lost.incarnation, lost.backup), (HERE, LIFE, 7));
-        thread::sleep(std::time::Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(50));
         assert!(!pushing.is_finished(), "it waits for the master's leave");
         partitions.lost_settled(&lost, true);
         assert_eq!(pushing.join().unwrap(), Status::Ok);
         // And the next backup has it.
         backed_up(&backups, &server, &model());
         assert_eq!(backups.take((HERE, LIFE)).unwrap().memory().version, 1);
+    }
+
+    /// Goal: a backup that is not what its partition is never takes its place.
+    #[test]
+    fn a_backup_that_differs_is_dropped_before_anybody_is_told() {
+        let partitions = holding(&model());
+        let server = serve(&partitions);
+        let backups = Arc::new(Backups::default());
+        backed_up(&backups, &server, &model());
+        let shadow = Arc::clone(&backups.held()[&HERE].shadow);
+        shadow.with(HERE, |partition| partition.restoring().2.version += 1).unwrap();
+        let mut pusher = Pusher::new(&server);
+        let pushing = thread::spawn(move || pusher.push());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let lost = runtime.block_on(partitions.next_lost());
+        assert!(backups.take((HERE, LIFE)).is_none());
+        assert!(!pushing.is_finished());
+        partitions.lost_settled(&lost, true);
+        assert_eq!(pushing.join().unwrap(), Status::Ok);
     }
 }

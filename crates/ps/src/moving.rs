@@ -35,7 +35,7 @@ const FEW: u64 = 1 << 11;
 const ROUNDS_MAX: u32 = 20;
 /// How long an answer is waited for, and partitions that cannot be handed over at the moment are asked for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-pub(crate) const PAUSE: Duration = Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_millis(2);
 /// While somebody trains, copying all rows rests so many times as long as it takes: it is done in some seconds all the
 /// same, and others have most of the processor, the memory and the network. What changes meanwhile is then copied without a rest:
 /// the longer that takes, the more there is to copy again.
@@ -115,10 +115,7 @@ pub fn fetch(
 }
 
 fn point(name: &str) -> Result<()> {
-    match failpoint::reached(name) {
-        true => Err(Error::io("having partitions handed over", std::io::Error::other("a failpoint says so"))),
-        false => Ok(()),
-    }
+    failpoint::pass(name).map_err(|e| Error::io("having partitions handed over", e))
 }
 
 /// Copies until few rows of all of them are left, or as few as can be: while one is copied the others change.

@@ -107,14 +107,7 @@ async fn beat(link: &mut Link, partitions: &Arc<Partitions>) -> Result<()> {
     let mut moving: Option<Moving> = None;
     loop {
         let begun = Instant::now();
-        let backups = Arc::clone(&link.backups);
-        let gauges = in_background("reading gauges", partitions, move |partitions| {
-            let mut gauges = partitions.gauges()?;
-            backups.add_to(&mut gauges);
-            Ok::<_, Error>(gauges)
-        });
-        let gauges = gauges.await??;
-        let request = link.beat_request(serde_json::to_string(&gauges)?, seen);
+        let request = link.beat_request(gauges(&link.backups, partitions).await?, seen);
         let reply = tokio::select! {
             reply = link.persist("Beat", move |mut client, request| async move { client.beat(request).await }, request) => reply,
             written = finished(checkpoint.as_mut().map(|running| &mut running.work)) => {
@@ -175,6 +168,17 @@ async fn beat(link: &mut Link, partitions: &Arc<Partitions>) -> Result<()> {
     }
 }
 
+/// What there is to tell of a server, as JSON.
+async fn gauges(backups: &Arc<Backups>, partitions: &Arc<Partitions>) -> Result<String> {
+    let backups = Arc::clone(backups);
+    let read = move |partitions: &Partitions| {
+        let mut gauges = partitions.gauges()?;
+        backups.add_to(&mut gauges);
+        Ok(serde_json::to_string(&gauges)?)
+    };
+    in_background("reading gauges", partitions, read).await?
+}
+
 /// A checkpoint being written.
 struct Checkpoint {
     command: u64,
@@ -211,10 +215,7 @@ fn write(partitions: &Partitions, order: &WriteCheckpoint) -> Result<Vec<Written
     let base = (order.base != 0).then_some(order.base);
     let cut = Order { checkpoint: order.checkpoint, base, is_basis: order.is_basis };
     let written = partitions.write_checkpoint(Path::new(&order.dir), cut)?;
-    if failpoint::reached("ps.durable") {
-        let broken = std::io::Error::other("a failpoint says so");
-        return Err(Error::io("telling the master of a checkpoint", broken));
-    }
+    failpoint::pass("ps.durable").map_err(|e| Error::io("telling the master of a checkpoint", e))?;
     Ok(written)
 }
 

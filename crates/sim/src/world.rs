@@ -23,8 +23,10 @@ use crate::sabotage::Sabotage;
 use crate::scenario::{Fault, Kind, Scenario};
 use crate::trace::Trace;
 
-/// More than this never happens in a world that gets somewhere.
+/// More than this never happens in a world that gets somewhere: so much whatever it is like, and so much for each worker
+/// on top of it, because those that a gate does not admit ask again and again.
 const STEPS_MAX: u64 = 4_000_000;
+const STEPS_MAX_BY_WORKER: u64 = 50_000;
 
 /// A world.
 pub struct World {
@@ -236,18 +238,19 @@ impl World {
         self.queue.plan(self.scenario.heal, Action::Heal);
         self.describe();
         self.start_master();
+        let steps_max = STEPS_MAX + STEPS_MAX_BY_WORKER * u64::from(self.scenario.plan.job.workers.max);
         let mut steps = 0;
         while !self.over && self.checkers.goes_on() {
             let Some((at, action)) = self.queue.pop() else { break };
             steps += 1;
-            if at > self.scenario.limit || steps > STEPS_MAX {
+            if at > self.scenario.limit || steps > steps_max {
                 break;
             }
             self.now = at;
             self.happen(action);
         }
         if !self.over {
-            crate::checkers::liveness::ended(&mut self);
+            crate::checkers::liveness::ended(&mut self, steps);
         }
         Outcome {
             hash: self.trace.hash(),

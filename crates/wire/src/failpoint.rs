@@ -42,6 +42,16 @@ pub fn reached(name: &str) -> bool {
     set().is_some_and(|set| set.reached(name, act))
 }
 
+/// [`reached`] for a caller that fails as if a file or a socket had failed.
+///
+/// # Errors
+///
+/// The environment asks for it.
+#[inline]
+pub fn pass(name: &str) -> io::Result<()> {
+    if reached(name) { Err(io::Error::other("a failpoint says so")) } else { Ok(()) }
+}
+
 /// [`reached`] for a point that is reached in many places, such as a batch of a task.
 #[inline]
 pub fn reached_at(name: &str, place: impl FnOnce() -> String) -> bool {

@@ -1,4 +1,4 @@
-//! What workers say to servers, and servers to each other when partitions move, frame by frame.
+//! What workers say to servers, and servers to each other when partitions move or are backed up, frame by frame.
 //!
 //! All numbers are words (see [`crate::frame`]); `[x]` repeats. Tables and tensors come in the order of
 //! the plan's `ModelShape`; a partition's tensors are those that `placement::partition_of_tensor` puts

@@ -22,9 +22,27 @@ use crate::balance::Transfer;
 use crate::ledger::Entry;
 use crate::status::{BackupsStatus, Phase};
 
+/// What is under way about backups.
+#[derive(Debug, Default)]
+pub(super) struct Backups {
+    /// Those that are to take the place of partitions, by their server.
+    promotions: BTreeMap<u32, Promotion>,
+    /// The partition and the server of one that could not be made last.
+    failed: Option<(u32, u32)>,
+    /// Those that are of no use, by their server.
+    stale: BTreeMap<u32, Vec<Assignment>>,
+}
+
+impl Backups {
+    /// Whether none is to take the place of a partition.
+    pub(super) fn are_settled(&self) -> bool {
+        self.promotions.is_empty()
+    }
+}
+
 /// Backups that take the place of partitions.
 #[derive(Debug)]
-pub(super) struct Promotion {
+struct Promotion {
     command: u64,
     /// The server that died.
     from: u32,
@@ -56,14 +74,13 @@ impl Job {
             return false;
         }
         // Those of servers that are to go are needed elsewhere.
-        let leaving = |backup: &u32| !wanted.contains(backup);
-        self.drop_backups(|place| place.backup.as_ref().is_some_and(leaving), effects);
+        self.drop_backups(|_, server| !wanted.contains(&server), effects);
         let mut counts: BTreeMap<u32, usize> = wanted.intersection(able).map(|server| (*server, 0)).collect();
         for backup in self.places.iter().filter_map(|place| place.backup) {
             counts.entry(backup).and_modify(|count| *count += 1);
         }
         // What has failed last comes last, so that it holds up nothing else.
-        let (first, failed) = self.backup_failed.map_or((0, None), |(p, server)| (p + 1, Some(server)));
+        let (first, failed) = self.backups.failed.map_or((0, None), |(p, server)| (p + 1, Some(server)));
         let all = self.places.len() as u32;
         let lacking = (0..all).map(|p| (p + first) % all).find_map(|partition| {
             let place = &self.places[partition as usize];
@@ -98,11 +115,12 @@ impl Job {
             return forget;
         }
         if !copied.error.is_empty() || !same_life {
-            self.backup_failed = Some((backup.partition, server));
-            self.give_up_move(now, &copied.error, effects);
+            self.backups.failed = Some((backup.partition, server));
+            let why = if same_life { &copied.error } else { "it has begun another life" };
+            self.give_up_move(now, why, effects);
             return forget;
         }
-        (self.moving, self.backup_failed) = (None, None);
+        (self.moving, self.backups.failed) = (None, None);
         place.backup = Some(server);
         effects.push(Effect::Record(Entry::Backed { partition: backup.partition, server }));
         if self.places.iter().all(|place| place.backup.is_some()) {
@@ -131,32 +149,25 @@ impl Job {
             let (partition, backup) = (asked.partition, asked.backup);
             // One that is being made must not be taken for a good one when it comes.
             if self.moving.take_if(|m| m.backs_up(partition, backup)).is_some() {
-                self.backup_failed = Some((partition, backup));
+                self.backups.failed = Some((partition, backup));
                 self.rest_after(now);
             }
-            self.drop_backups_of(&[partition], Some(backup), effects);
+            self.drop_backups(|p, server| (p, server) == (partition, backup), effects);
         }
         effects.push(Effect::Answer(ticket, Answer::Alone(AloneReply { alone: theirs })));
     }
 
     /// A server has nothing of what it had a backup of.
     pub(super) fn backups_gone(&mut self, server: u32, effects: &mut Vec<Effect>) {
-        self.drop_backups(|place| place.backup == Some(server), effects);
+        self.drop_backups(|_, at| at == server, effects);
     }
 
-    fn drop_backups(&mut self, of: impl Fn(&super::Place) -> bool, effects: &mut Vec<Effect>) {
-        let partitions =
-            (0..).zip(&self.places).filter(|(_, place)| of(place)).map(|(partition, _)| partition);
-        let partitions: Vec<u32> = partitions.collect();
-        self.drop_backups_of(&partitions, None, effects);
-    }
-
-    fn drop_backups_of(&mut self, partitions: &[u32], at: Option<u32>, effects: &mut Vec<Effect>) {
+    /// Backups are none any more: which, by their partition and their server.
+    fn drop_backups(&mut self, which: impl Fn(u32, u32) -> bool, effects: &mut Vec<Effect>) {
         let mut gone = Vec::new();
-        for partition in partitions {
-            let backup = &mut self.places[*partition as usize].backup;
-            if backup.take_if(|backup| at.is_none_or(|at| at == *backup)).is_some() {
-                gone.push(*partition);
+        for (partition, place) in (0..).zip(&mut self.places) {
+            if place.backup.take_if(|server| which(partition, *server)).is_some() {
+                gone.push(partition);
             }
         }
         if !gone.is_empty() {
@@ -177,7 +188,7 @@ impl Job {
         }
         for (backup, partitions) in by_backup {
             // One at a time for each server; what comes on top of it waits for its own turn at the checkpoint.
-            if self.promotions.contains_key(&backup) {
+            if self.backups.promotions.contains_key(&backup) {
                 continue;
             }
             let mut next = Vec::new();
@@ -190,7 +201,7 @@ impl Job {
             effects.push(Effect::Record(Entry::Moved { partitions: next, server: backup }));
             let command = self.next_command();
             let promotion = Promotion { command, from: server, partitions, since: now, told: false };
-            self.promotions.insert(backup, promotion);
+            self.backups.promotions.insert(backup, promotion);
             // No file of these lives comes.
             self.checkpoints.abandon();
             self.checkpoint_told.clear();
@@ -202,7 +213,7 @@ impl Job {
     /// What a server is to do about its backups.
     pub(super) fn backup_order(&mut self, server: u32, again: bool) -> Option<BeatReply> {
         let floor = self.floor.map(|floor| LeaseNumber { term: floor.term, n: floor.n });
-        if let Some(promotion) = self.promotions.get_mut(&server) {
+        if let Some(promotion) = self.backups.promotions.get_mut(&server) {
             if std::mem::replace(&mut promotion.told, true) && !again {
                 return None;
             }
@@ -224,7 +235,7 @@ impl Job {
                 what: Some(beat_reply::What::Promote(order)),
             });
         }
-        let stale = self.stale_backups.remove(&server)?;
+        let stale = self.backups.stale.remove(&server)?;
         let what = Some(beat_reply::What::Forget(Forget { partitions: stale }));
         Some(BeatReply { command: 0, what })
     }
@@ -243,12 +254,12 @@ impl Job {
         if let Some(partition) = self.moving.as_ref().and_then(|m| m.overdue_backup(now, server))
             && !makes(partition)
         {
-            self.backup_failed = Some((partition, server));
+            self.backups.failed = Some((partition, server));
             self.give_up_move(now, "the server does not make it", effects);
         }
         let told =
             backs.iter().filter_map(|(partition, life)| Some((partition.parse().ok()?, life.as_u64()?)));
-        let is_promoted = self.promotions.contains_key(&server);
+        let is_promoted = self.backups.promotions.contains_key(&server);
         let stale = told.filter(|(partition, life)| {
             let place = self.places.get(*partition as usize);
             let known = place.is_some_and(|p| p.backup == Some(server) && p.incarnation == *life);
@@ -259,9 +270,9 @@ impl Job {
             |(partition, incarnation)| Assignment { partition, incarnation, ..Assignment::default() };
         let stale: Vec<Assignment> = stale.map(assignment).collect();
         if stale.is_empty() {
-            self.stale_backups.remove(&server);
+            self.backups.stale.remove(&server);
         } else {
-            self.stale_backups.insert(server, stale);
+            self.backups.stale.insert(server, stale);
         }
     }
 
@@ -269,7 +280,8 @@ impl Job {
     pub(super) fn settle_promotions(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let places = &self.places;
         let serves = |p: &Promotion| p.partitions.iter().all(|p| places[*p as usize].address.is_some());
-        let settled: Vec<(u32, Promotion)> = self.promotions.extract_if(.., |_, p| serves(p)).collect();
+        let settled: Vec<(u32, Promotion)> =
+            self.backups.promotions.extract_if(.., |_, p| serves(p)).collect();
         for (to, Promotion { from, partitions, since, .. }) in settled {
             let facts = fields([
                 ("from", json!(from)),
@@ -284,7 +296,7 @@ impl Job {
 
     /// Backups that do not get to serve are not waited for for ever.
     pub(super) fn watch_promotions(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        let late = self.promotions.iter().filter(|(_, p)| now.saturating_sub(p.since) > HANDING_MAX);
+        let late = self.backups.promotions.iter().filter(|(_, p)| now.saturating_sub(p.since) > HANDING_MAX);
         for server in late.map(|(server, _)| *server).collect::<Vec<_>>() {
             let lost = self.promotion_struck(server, "it does not get to serve them", effects);
             self.reborn(now, &BTreeSet::new(), &lost, effects);
@@ -299,7 +311,7 @@ impl Job {
         why: &str,
         effects: &mut Vec<Effect>,
     ) -> BTreeSet<u32> {
-        let Some(promotion) = self.promotions.remove(&server) else { return BTreeSet::new() };
+        let Some(promotion) = self.backups.promotions.remove(&server) else { return BTreeSet::new() };
         let message =
             format!("ps-{server} was to serve its backups of ps-{}'s partitions: {why}", promotion.from);
         effects.push(Effect::Emit("warning", fields([("message", json!(message))])));
@@ -315,7 +327,7 @@ impl Job {
         copied: &CopiedRequest,
         effects: &mut Vec<Effect>,
     ) {
-        if self.promotions.get(&server).is_some_and(|promotion| promotion.command == copied.command) {
+        if self.backups.promotions.get(&server).is_some_and(|promotion| promotion.command == copied.command) {
             let lost = self.promotion_struck(server, &copied.error, effects);
             self.reborn(now, &BTreeSet::new(), &lost, effects);
         }

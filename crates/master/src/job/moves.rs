@@ -311,7 +311,7 @@ impl Job {
 
     /// Whether partitions are the new server's by the ledger and not yet served by it.
     pub(super) fn is_handing_over(&self) -> bool {
-        self.moving.as_ref().is_some_and(|moving| moving.handing.is_some()) || !self.promotions.is_empty()
+        self.moving.as_ref().is_some_and(|moving| moving.handing.is_some()) || !self.backups.are_settled()
     }
 
     /// A server serves a partition that was on its way to it.

@@ -69,12 +69,9 @@ impl Partitions {
         let head = cut.head();
         let (incarnation, base) = (head.incarnation, head.base);
         let marks = head.marks.iter().map(|(task, open)| (*task, open.mark)).collect();
-        let written = match failpoint::reached("ps.cut") {
-            true => {
-                let broken = std::io::Error::other("a failpoint says so");
-                Err(Error::io(format!("writing the checkpoint of {partition}"), broken))
-            }
-            false => {
+        let written = match failpoint::pass("ps.cut") {
+            Err(broken) => Err(Error::io(format!("writing the checkpoint of {partition}"), broken)),
+            Ok(()) => {
                 let mut pace = Pace::new(REST, WORK_MAX, of_this_thread);
                 checkpoint::write(cut, dir, |work| {
                     pace.rest();

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use elasticdl_spec::PartitionId;
 use elasticdl_wire as wire;
 use elasticdl_wire::connection::Who;
 use elasticdl_wire::failpoint;
@@ -100,10 +101,7 @@ impl Requests<'_> {
 }
 
 fn point(name: &str) -> Result<()> {
-    match failpoint::reached(name) {
-        true => Err(Error::io("waiting for a backup", std::io::Error::other("a failpoint says so"))),
-        false => Ok(()),
-    }
+    failpoint::pass(name).map_err(|e| Error::io("waiting for a backup", e))
 }
 
 /// What became of a request to follow a partition.
@@ -121,7 +119,7 @@ pub(crate) enum Followed {
 pub(crate) fn take_followed(
     mut payload: Payload<'_>,
     model: &Model,
-    id: elasticdl_spec::PartitionId,
+    id: PartitionId,
 ) -> wire::Result<Followed> {
     let (status, given) = (Status::from_word(payload.take()?)?, payload.take()?);
     if status != Status::Ok || given == 0 {

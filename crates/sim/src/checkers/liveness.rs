@@ -2,8 +2,8 @@
 
 use crate::world::World;
 
-/// The world has ended, and its job is not done.
-pub fn ended(world: &mut World) {
+/// The world has ended after so many steps, and its job is not done.
+pub fn ended(world: &mut World, steps: u64) {
     let now = world.now;
     let state = match world.masters.last().and_then(|m| m.as_ref()) {
         Some(master) => {
@@ -20,7 +20,8 @@ pub fn ended(world: &mut World) {
         }
         None => "there is no master".to_string(),
     };
+    let heal = world.scenario.heal;
     let what =
-        format!("nothing went wrong since {:?}, and the job is not done: {state}", world.scenario.heal);
+        format!("nothing went wrong since {heal:?}, and the job is not done after {steps} steps: {state}");
     world.fail("liveness", what);
 }

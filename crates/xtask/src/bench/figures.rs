@@ -226,62 +226,62 @@ fn over_loopback(narrow: &Value, wide: &Value) -> Result<Vec<Figure>> {
 fn of_checkpoints(idle: &Value, loaded: &Value) -> Result<Vec<Figure>> {
     let bytes = "/megabytes_per_second";
     let raw = peer("write and sync", idle, &format!("{bytes}/raw"), "/checkpoint_of_raw", 1.0)?;
-    let whole = |key: &str| number(loaded, &format!("/whole/{key}"));
-    Ok(vec![
-        Figure {
-            title: "checkpoint of 2 GiB, idle",
-            unit: "MB/s",
-            ours: number(idle, &format!("{bytes}/checkpoint"))?,
-            peer: Some(raw),
-            wanted: Wanted::Ratio(0.7),
-        },
-        alone("checkpoint of 2 GiB while training: done after", "s", whole("seconds")?, Wanted::Most(30.0)),
-        alone(
-            "checkpoint of 2 GiB while training: more memory",
-            "%",
-            whole("more_memory")? * 100.0,
-            Wanted::Most(25.0),
-        ),
-        alone(
-            "checkpoint of 2 GiB while training: training loses",
-            "%",
-            whole("training_lost")? * 100.0,
-            Wanted::Most(10.0),
-        ),
-        alone(
-            "checkpoint of 2 GiB while training: longest pull beyond the undisturbed one",
-            "ms",
-            whole("longest_pull_ms_more")?,
-            Wanted::Most(100.0),
-        ),
-    ])
+    let idle = Figure {
+        title: "checkpoint of 2 GiB, idle",
+        unit: "MB/s",
+        ours: number(idle, &format!("{bytes}/checkpoint"))?,
+        peer: Some(raw),
+        wanted: Wanted::Ratio(0.7),
+    };
+    let loaded = while_training(
+        &loaded["whole"],
+        &[
+            ("checkpoint of 2 GiB while training: done after", "s", "/seconds", 30.0),
+            ("checkpoint of 2 GiB while training: more memory", "%", "/more_memory", 25.0),
+            ("checkpoint of 2 GiB while training: training loses", "%", "/training_lost", 10.0),
+            (
+                "checkpoint of 2 GiB while training: longest pull beyond the undisturbed one",
+                "ms",
+                "/longest_pull_ms_more",
+                100.0,
+            ),
+        ],
+    )?;
+    Ok([idle].into_iter().chain(loaded).collect())
+}
+
+/// What something costs that is done while others train: title, unit, where it is told, and how much it may be.
+fn while_training(told: &Value, lines: &[(&'static str, &'static str, &str, f64)]) -> Result<Vec<Figure>> {
+    let line = |&(title, unit, path, most): &(&'static str, &'static str, &str, f64)| {
+        let times = if unit == "%" { 100.0 } else { 1.0 };
+        Ok(alone(title, unit, number(told, path)? * times, Wanted::Most(most)))
+    };
+    lines.iter().map(line).collect()
 }
 
 fn of_moves(told: &Value) -> Result<Vec<Figure>> {
-    let loaded = |key: &str| number(told, &format!("/loaded/{key}"));
     let (theirs, ratio) = ("/idle/loopback_seconds", "/idle/times_loopback");
-    Ok(vec![
-        Figure {
-            title: "moving partitions 2 → 3 servers, 2 GiB, idle",
-            unit: "s",
-            ours: number(told, "/idle/seconds")?,
-            peer: Some(peer("raw TCP", told, theirs, ratio, 1.0)?),
-            wanted: Wanted::RatioMost(5.0),
-        },
-        alone("moving partitions while training: done after", "s", loaded("seconds")?, Wanted::Most(15.0)),
-        alone(
-            "moving partitions while training: training loses",
-            "%",
-            loaded("training_lost")? * 100.0,
-            Wanted::Most(20.0),
-        ),
-        alone(
-            "moving partitions while training: longest pull beyond the undisturbed one",
-            "ms",
-            loaded("longest_pull_ms_more")?,
-            Wanted::Most(100.0),
-        ),
-    ])
+    let idle = Figure {
+        title: "moving partitions 2 → 3 servers, 2 GiB, idle",
+        unit: "s",
+        ours: number(told, "/idle/seconds")?,
+        peer: Some(peer("raw TCP", told, theirs, ratio, 1.0)?),
+        wanted: Wanted::RatioMost(5.0),
+    };
+    let loaded = while_training(
+        &told["loaded"],
+        &[
+            ("moving partitions while training: done after", "s", "/seconds", 15.0),
+            ("moving partitions while training: training loses", "%", "/training_lost", 20.0),
+            (
+                "moving partitions while training: longest pull beyond the undisturbed one",
+                "ms",
+                "/longest_pull_ms_more",
+                100.0,
+            ),
+        ],
+    )?;
+    Ok([idle].into_iter().chain(loaded).collect())
 }
 
 fn of_two_processes(told: &Value) -> Result<Vec<Figure>> {
