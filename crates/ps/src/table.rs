@@ -135,7 +135,12 @@ impl Table {
             return self.read_or(ids, out, |id, out| self.shape.init_row_from(self.row_seed, id, out));
         }
         let width = self.width;
-        self.visit(ids, width, Copying { width, out });
+        match width {
+            8 => self.visit(ids, width, Copying::<8> { width, out }),
+            16 => self.visit(ids, width, Copying::<16> { width, out }),
+            32 => self.visit(ids, width, Copying::<32> { width, out }),
+            _ => self.visit(ids, width, Copying::<0> { width, out }),
+        }
     }
 
     /// Copies the weights of `ids` to `out`; unknown rows come as zeros and stay unborn.
@@ -282,10 +287,14 @@ impl Table {
     #[inline(always)]
     fn look_up(&self, ids: &[u64], numbers: &mut [u32; BLOCK]) -> Places {
         let index = &self.index;
+        // All at once, for vectors do some at a time.
+        let mut hashes = [0; BLOCK];
+        hashes.iter_mut().zip(ids).for_each(|(hash, id)| *hash = index::hash(*id));
+        let hashes = &hashes[..ids.len()];
         let mut buckets = [&index::NONE; AHEAD];
         let mut unknown = Places([0; BLOCK / 64]);
-        for (id, bucket) in ids.iter().zip(&mut buckets) {
-            *bucket = index.bucket(index::hash(*id));
+        for (hash, bucket) in hashes.iter().zip(&mut buckets) {
+            *bucket = index.bucket(*hash);
             prefetch::item(*bucket);
         }
         for (place, (id, number)) in ids.iter().zip(numbers).enumerate() {
@@ -294,26 +303,24 @@ impl Table {
                 Some(found) => *number = found,
                 None => {
                     unknown.set(place);
-                    index.ask_for_next(index::hash(*id));
+                    index.ask_for_next(hashes[place]);
                 }
             }
-            if let Some(ahead) = ids.get(place + AHEAD) {
-                *bucket = index.bucket(index::hash(*ahead));
+            if let Some(ahead) = hashes.get(place + AHEAD) {
+                *bucket = index.bucket(*ahead);
                 prefetch::item(*bucket);
             }
         }
         unknown
     }
 
+    /// The row of an id that was not where it is looked for first. Where there is none, it gets one that is to be born.
     #[cold]
-    fn find_or_bear<W: Work>(&mut self, id: u64) -> u32 {
+    fn find_or_append(&mut self, id: u64) -> u32 {
         let fresh = self.rows.len();
         let number = self.index.find_or_insert(index::hash(id), id, fresh);
         if number == fresh {
             self.rows.append();
-            if W::NEEDS_BIRTH {
-                self.bear(id, number);
-            }
             if let Some(unsent) = &mut self.unsent {
                 unsent.changed(id, number);
             }
@@ -321,6 +328,7 @@ impl Table {
         number
     }
 
+    #[inline(always)]
     fn bear(&mut self, id: u64, number: u32) {
         let (weights, slots) = self.rows.row_mut(number).split_at_mut(self.width);
         self.shape.init_row_from(self.row_seed, id, weights);
@@ -367,7 +375,16 @@ impl<W: Work> NullaryFnOnce for Visit<'_, W> {
         let mut numbers = [0; BLOCK];
         for (ids, from) in ids.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
             let unknown = table.look_up(ids, &mut numbers);
-            unknown.ones().for_each(|place| numbers[place] = table.find_or_bear::<W>(ids[place]));
+            let fresh = table.rows.len();
+            unknown.ones().for_each(|place| numbers[place] = table.find_or_append(ids[place]));
+            if W::NEEDS_BIRTH && fresh < table.rows.len() {
+                for (place, number) in numbers[..ids.len()].iter().enumerate() {
+                    // One that comes twice is born twice, as the same.
+                    if *number >= fresh {
+                        table.bear(ids[place], *number);
+                    }
+                }
+            }
             if W::CHANGES {
                 table.changes.before(ids, &numbers[..ids.len()], &table.rows, table.width);
             }
@@ -375,10 +392,7 @@ impl<W: Work> NullaryFnOnce for Visit<'_, W> {
                 table.about_to_change(ids, &numbers);
             }
             for (numbers, from) in numbers[..ids.len()].chunks(AHEAD).zip((from..).step_by(AHEAD)) {
-                numbers.iter().for_each(|number| table.rows.ask_for(*number, floats));
-                for (place, number) in (from..).zip(numbers) {
-                    work.on(&mut table.rows, place, *number);
-                }
+                work.on_all(&mut table.rows, from, numbers, floats);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Deterministic mixing and seeded numbers: the same on every machine, in every run.
 
 /// A strong 64-bit mixer (splitmix64's finalizer): a bijection without fixed structure.
-#[inline]
+#[inline(always)]
 pub fn mix64(mut x: u64) -> u64 {
     x ^= x >> 30;
     x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,6 +21,15 @@ pub fn hash_text(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| mix2(h, u64::from(b)))
 }
 
+/// By so much a generator goes on from draw to draw.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A number in [0, 1) from 64 bits. What is left of them is positive whatever way it is read.
+#[inline(always)]
+fn unit(bits: u64) -> f64 {
+    (bits >> 11) as i64 as f64 * (1.0 / (1u64 << 53) as f64)
+}
+
 /// A small seeded generator (splitmix64). It is deterministic, fast and no secret.
 #[derive(Debug, Clone)]
 pub struct Rng(u64);
@@ -34,14 +43,24 @@ impl Rng {
     /// The next 64 bits.
     #[inline]
     pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.0 = self.0.wrapping_add(STEP);
         mix64(self.0)
+    }
+
+    /// Fills `out` with what [`Rng::uniform`] would give one after the other. None waits for the one before, so that
+    /// vectors do some at a time.
+    #[inline(always)]
+    pub fn uniforms(&mut self, out: &mut [f32], each: impl Fn(f64) -> f32) {
+        for (draw, x) in (1u64..).zip(&mut *out) {
+            *x = each(unit(mix64(self.0.wrapping_add(draw.wrapping_mul(STEP)))));
+        }
+        self.0 = self.0.wrapping_add((out.len() as u64).wrapping_mul(STEP));
     }
 
     /// Uniform in [0, 1).
     #[inline]
     pub fn uniform(&mut self) -> f64 {
-        (self.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
+        unit(self.next_u64())
     }
 
     /// Uniform below `n`, which must not be 0.

@@ -24,11 +24,12 @@ pub enum Initializer {
 
 impl Initializer {
     /// Fills `out` from `rng`.
+    #[inline(always)]
     pub fn fill(self, rng: &mut Rng, out: &mut [f32]) {
         match self {
             Initializer::Zeros => out.fill(0.0),
             Initializer::Uniform { bound } => {
-                out.iter_mut().for_each(|x| *x = (rng.uniform() as f32 * 2.0 - 1.0) * bound);
+                rng.uniforms(out, |x| (x as f32 * 2.0 - 1.0) * bound);
             }
             Initializer::Normal { deviation } => {
                 out.iter_mut().for_each(|x| *x = rng.normal() as f32 * deviation);
@@ -72,6 +73,7 @@ impl TableShape {
     }
 
     /// [`TableShape::init_row`] with the table's part of the seed computed before.
+    #[inline(always)]
     pub fn init_row_from(&self, row_seed: u64, id: u64, row: &mut [f32]) {
         assert_eq!(row.len(), self.width(), "a row is as wide as its table says");
         let mut rng = Rng::new(mix2(row_seed, id));

@@ -2,6 +2,7 @@
 //! compiled for this processor's vectors, and only a method can ask for that.
 
 use super::slabs::Slabs;
+use super::{AHEAD, prefetch};
 use crate::optimizer::Rule;
 
 /// Done with row after row, in the order of their ids.
@@ -13,21 +14,41 @@ pub(super) trait Work {
 
     /// The row `number`, of the id at `place`.
     fn on(&mut self, rows: &mut Slabs, place: usize, number: u32);
+
+    /// Rows of the ids from `place` on, [`AHEAD`] at most. Of each the first `floats` are asked for before.
+    #[inline(always)]
+    fn on_all(&mut self, rows: &mut Slabs, place: usize, numbers: &[u32], floats: usize) {
+        numbers.iter().for_each(|number| rows.ask_for(*number, floats));
+        (place..).zip(numbers).for_each(|(place, number)| self.on(rows, place, *number));
+    }
 }
 
-/// Copies weights.
-pub(super) struct Copying<'a> {
+/// Copies weights; `WIDTH` of each row, if it is not 0: most rows have one of few widths, and a copy that knows it is
+/// a few instructions.
+pub(super) struct Copying<'a, const WIDTH: usize> {
     pub width: usize,
     /// Those of all ids, one after the other.
     pub out: &'a mut [f32],
 }
 
-impl Work for Copying<'_> {
+impl<const WIDTH: usize> Work for Copying<'_, WIDTH> {
     const CHANGES: bool = false;
 
     #[inline(always)]
     fn on(&mut self, rows: &mut Slabs, place: usize, number: u32) {
         copy(&rows.row(number)[..self.width], &mut self.out[place * self.width..][..self.width]);
+    }
+
+    #[inline(always)]
+    fn on_all(&mut self, rows: &mut Slabs, place: usize, numbers: &[u32], _: usize) {
+        let width = if WIDTH == 0 { self.width } else { WIDTH };
+        let mut asked: [&[f32]; AHEAD] = [&[]; AHEAD];
+        for (row, number) in asked.iter_mut().zip(numbers) {
+            *row = &rows.row(*number)[..width];
+            prefetch::floats(row);
+        }
+        let out = self.out[place * width..].chunks_exact_mut(width);
+        asked[..numbers.len()].iter().zip(out).for_each(|(row, out)| copy(&row[..width], out));
     }
 }
 

@@ -105,8 +105,7 @@ impl Arena {
     /// One bucket of a segment.
     #[inline(always)]
     pub fn bucket(&self, slot: Slot, bucket: usize) -> &Bucket {
-        let words = self.words[slot.allocation as usize].from((slot.from as usize + bucket) * WORDS);
-        words.first_chunk().expect("a segment's buckets are in its allocation")
+        &self.words[slot.allocation as usize].as_chunks().0[slot.from as usize + bucket]
     }
 
     pub fn buckets(&self, slot: Slot) -> &[Bucket] {

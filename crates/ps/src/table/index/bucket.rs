@@ -4,6 +4,8 @@
 //! id is a valid one); and in the last half word how many ids that belong to this bucket or one before it lie further
 //! on, because this one was full. No entry is moved when another one comes.
 
+use std::hint::select_unpredictable;
+
 /// Entries of a bucket.
 pub(super) const PLACES: usize = 5;
 
@@ -60,7 +62,8 @@ pub(super) fn fill(buckets: &mut [Bucket], home: usize, id: u64, row: u32) {
     let mut place = home;
     loop {
         let bucket = &mut buckets[place];
-        if let Some(vacant) = (0..PLACES).find(|i| half(bucket, *i) == 0) {
+        let vacant = first(|i| half(bucket, i) == 0);
+        if vacant < PLACES {
             bucket[vacant] = id;
             return set_half(bucket, vacant, row.checked_add(1).expect("a row's number is below 2^32 - 1"));
         }
@@ -78,7 +81,18 @@ pub(in crate::table) fn entries(bucket: &Bucket) -> impl Iterator<Item = (u64, u
 /// it is cannot be foretold.
 #[inline(always)]
 fn number_of(bucket: &Bucket, id: u64) -> u32 {
-    (0..PLACES).fold(0, |found, i| found | (half(bucket, i) & u32::from(bucket[i] == id).wrapping_neg()))
+    let place = match id {
+        // It is in places that are empty, too.
+        0 => first(|i| bucket[i] == 0 && half(bucket, i) != 0),
+        _ => first(|i| bucket[i] == id),
+    };
+    select_unpredictable(place == PLACES, 0, half(bucket, place))
+}
+
+/// The first place of which this holds; [`PLACES`]: there is none.
+#[inline(always)]
+fn first(holds: impl Fn(usize) -> bool) -> usize {
+    (0..PLACES).fold(1u32 << PLACES, |bits, i| bits | u32::from(holds(i)) << i).trailing_zeros() as usize
 }
 
 /// Ids that were put further on because this bucket was full.
@@ -165,5 +179,9 @@ mod tests {
         assert_eq!(find(&buckets, 1, 0), None, "an empty place is no id");
         fill(&mut buckets, 1, 0, u32::MAX - 1);
         assert_eq!(find(&buckets, 1, 0), Some(u32::MAX - 1));
+        let mut buckets = [Bucket::default(); 2];
+        [7, 0, 8].into_iter().for_each(|id| fill(&mut buckets, 1, id, id as u32));
+        assert_eq!(remove(&mut buckets, 1, 7), Some(7));
+        assert_eq!(find(&buckets, 1, 0), Some(0), "not the empty place before it");
     }
 }
