@@ -193,7 +193,9 @@ fn serve(tcp: TcpStream, peer: SocketAddr, shared: &Shared) -> Result<()> {
 
     let mut requests = Requests::new(&shared.partitions, shared.options.limits).of(who);
     while request.read(&mut stream, shared.options.limits)? {
-        if let Err(error) = requests.answer(&request, &mut reply) {
+        let answered =
+            requests.answer_in_parts(&request, &mut reply, &mut |part| part.write_part(&mut stream));
+        if let Err(error) = answered {
             refuse(&mut stream, &mut reply, request.request(), &error);
             return Err(error);
         }

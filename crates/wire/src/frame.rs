@@ -4,12 +4,17 @@
 //! a payload starts at a word, so ids and floats are used in place, without a copy. The layouts of the
 //! payloads are in [`crate::ps`]. Reading never trusts a length further than [`Limits::words_max`] and
 //! allocates as data arrives, not as it is announced.
+//!
+//! A long frame may be sent in parts, each with the header again, so that what is ready travels while the rest is
+//! made. Who reads gets it whole.
 
 use std::io::{Read, Write};
 
 use crate::error::{Error, Result};
 
 const HEADER_WORDS: usize = 2;
+/// With this bit in its kind a part of a frame says that another one follows.
+const MORE: u32 = 1 << 31;
 /// How many words are made room for before the first of them has arrived.
 const STEP_WORDS: usize = 1 << 17;
 
@@ -137,29 +142,64 @@ impl Frame {
 
     /// Sends it, all of it: a stream that gathers what it is given is told to let go.
     pub fn write(&mut self, stream: &mut impl Write) -> std::io::Result<()> {
+        self.send(stream, 0)
+    }
+
+    /// Sends what was put so far. What is put from now on follows it, and who reads gets one frame.
+    pub fn write_part(&mut self, stream: &mut impl Write) -> std::io::Result<()> {
+        self.send(stream, MORE)?;
+        self.len = HEADER_WORDS;
+        Ok(())
+    }
+
+    fn send(&mut self, stream: &mut impl Write, more: u32) -> std::io::Result<()> {
         assert!(self.len >= HEADER_WORDS, "a frame is begun before it is sent");
         let payload = (self.len - HEADER_WORDS) as u64;
         assert!(payload < 1 << 32, "a frame's length fits its header");
-        self.words[0] = u64::from(self.kind()) | (payload << 32);
-        stream.write_all(bytemuck::cast_slice(self.filled()))?;
-        stream.flush()
+        let kind = self.kind();
+        self.words[0] = u64::from(kind | more) | (payload << 32);
+        let sent = stream.write_all(bytemuck::cast_slice(self.filled())).and_then(|()| stream.flush());
+        self.words[0] = u64::from(kind);
+        sent
     }
 
     /// Receives the next frame into this one. `Ok(false)`: the peer closed between two frames.
     pub fn read(&mut self, stream: &mut impl Read, limits: Limits) -> Result<bool> {
-        self.len = 0;
-        if !read_header(stream, bytemuck::cast_slice_mut(self.grow(HEADER_WORDS)))? {
+        let mut header = [0; HEADER_WORDS];
+        if !read_header(stream, bytemuck::cast_slice_mut(&mut header))? {
             return Ok(false);
         }
-        let payload = (self.words[0] >> 32) as usize;
-        if payload > limits.words_max {
+        self.len = 0;
+        loop {
+            let [first, request] = header;
+            let (kind, payload) = (first as u32 & !MORE, (first >> 32) as usize);
+            // Whoever has to give a frame up in the middle of it begins another one, to say why.
+            if self.len == 0 || (self.kind(), self.request()) != (kind, request) {
+                self.begin(kind, request);
+            }
+            self.read_payload(stream, payload, limits)?;
+            if first as u32 & MORE == 0 {
+                return Ok(true);
+            }
+            if payload == 0 {
+                return Err(Error::Malformed("a part of a frame without anything in it".into()));
+            }
+            if !read_header(stream, bytemuck::cast_slice_mut(&mut header))? {
+                return Err(Error::io("reading a frame", std::io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+    }
+
+    /// Receives so many words more.
+    fn read_payload(&mut self, stream: &mut impl Read, count: usize, limits: Limits) -> Result<()> {
+        let end = self.len + count;
+        if end - HEADER_WORDS > limits.words_max {
             return Err(Error::Malformed(format!(
                 "{} bytes announced, {} is the limit",
-                payload * 8,
+                (end - HEADER_WORDS) * 8,
                 limits.words_max * 8
             )));
         }
-        let end = HEADER_WORDS + payload;
         while self.len < end {
             // Room that is there already costs nothing; new room is made as data arrives.
             let step = (end - self.len).min(STEP_WORDS.max(self.words.len() - self.len));
@@ -167,7 +207,7 @@ impl Frame {
                 .read_exact(bytemuck::cast_slice_mut(self.grow(step)))
                 .map_err(|e| Error::io("reading a frame", e))?;
         }
-        Ok(true)
+        Ok(())
     }
 }
 
@@ -292,6 +332,60 @@ mod tests {
             let result = Frame::default().read(&mut &bytes[..cut], Limits::default());
             assert!(result.is_err(), "cut at {cut}");
         }
+    }
+
+    /// A frame that was sent in three parts.
+    fn in_parts() -> Vec<u8> {
+        let (mut sent, mut bytes) = (Frame::default(), Vec::new());
+        sent.begin(5, 6);
+        sent.put_all(&[1, 2]);
+        sent.write_part(&mut bytes).unwrap();
+        sent.put(3);
+        sent.write_part(&mut bytes).unwrap();
+        sent.put_all(&[4, 5]);
+        sent.write(&mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn what_is_sent_in_parts_comes_whole() {
+        let mut bytes = in_parts();
+        bytes.extend(in_parts());
+        let (mut got, mut stream) = (Frame::default(), &bytes[..]);
+        for _ in 0..2 {
+            assert!(got.read(&mut stream, Limits { words_max: 5 }).unwrap());
+            assert_eq!((got.kind(), got.request(), got.payload().rest()), (5, 6, &[1, 2, 3, 4, 5][..]));
+        }
+        let bytes = in_parts();
+        for cut in 1..bytes.len() {
+            assert!(Frame::default().read(&mut &bytes[..cut], Limits::default()).is_err(), "cut at {cut}");
+        }
+        let error = Frame::default().read(&mut &bytes[..], Limits { words_max: 4 }).unwrap_err();
+        assert!(error.to_string().contains("40 bytes announced, 32 is the limit"), "{error}");
+    }
+
+    #[test]
+    fn a_frame_that_is_given_up_for_another_one_is_that_one() {
+        let (mut sent, mut bytes) = (Frame::default(), Vec::new());
+        sent.begin(5, 6);
+        sent.put_all(&[1, 2]);
+        sent.write_part(&mut bytes).unwrap();
+        sent.begin(7, 6);
+        sent.put(9);
+        sent.write(&mut bytes).unwrap();
+        let mut got = Frame::default();
+        assert!(got.read(&mut &bytes[..], Limits::default()).unwrap());
+        assert_eq!((got.kind(), got.payload().rest()), (7, &[9][..]));
+    }
+
+    #[test]
+    fn parts_without_anything_are_refused() {
+        let mut bytes = Vec::new();
+        let mut sent = Frame::default();
+        sent.begin(5, 6);
+        sent.write_part(&mut bytes).unwrap();
+        let error = Frame::default().read(&mut &bytes[..], Limits::default()).unwrap_err();
+        assert!(error.to_string().contains("without anything in it"), "{error}");
     }
 
     #[test]

@@ -1,0 +1,190 @@
+use std::sync::Arc;
+
+use elasticdl_spec::{LeaseId, TaskId};
+use proptest::prelude::*;
+
+use super::*;
+use crate::gate::Policy;
+use crate::test_model::{ids_of, model, rounded_model};
+
+fn partitions() -> Partitions {
+    partitions_of(&model())
+}
+
+fn partitions_of(model: &Arc<Model>) -> Partitions {
+    let partitions = Partitions::new(Arc::clone(model));
+    (0..3).for_each(|id| partitions.open(Partition::new(Arc::clone(model), PartitionId(id), 1)));
+    partitions
+}
+
+/// Goal: rows come rounded as their table says, gradients are read as they were sent, and the row itself keeps
+/// all its bits.
+#[test]
+fn rows_and_gradients_travel_in_the_precision_of_their_table() {
+    let partitions = partitions_of(&rounded_model());
+    let mut requests = Requests::new(&partitions, Limits::default());
+    let (mut frame, mut reply) = (Frame::default(), Frame::default());
+    let place = PartitionId(1);
+    let ids = ids_of(place, 3);
+    let lease = LeaseId { term: 1, n: 1 };
+    let header = ps::PushHeader { task: TaskId::train(0, 0), batch: 0, lease, records: 1, factor: 1.0 };
+    ps::begin_push(&mut frame, 1, header, 1);
+    ps::put_part(&mut frame, place, 1);
+    frame.put(0);
+    for (precision, width) in [(Precision::F16, 3), (Precision::Bf16, 2)] {
+        ps::put_ids(&mut frame, &ids);
+        // One and a bit that only f16 keeps.
+        floats::put(&mut frame, precision, &vec![-1.001_953_1; 3 * width]);
+    }
+    for tensor in model().tensors_of(place).unwrap() {
+        frame.put_floats(&vec![0.0; model().shape.tensors[*tensor].len()]);
+    }
+    requests.answer(&frame, &mut reply).unwrap();
+    assert_eq!(ps::take_answers(reply.payload()).unwrap()[0].status, Status::Ok);
+
+    ps::begin_pull(&mut frame, 2, PullMode { births: true, tensors: false }, 1);
+    ps::put_part(&mut frame, place, 1);
+    (0..2).for_each(|_| ps::put_ids(&mut frame, &ids));
+    requests.answer(&frame, &mut reply).unwrap();
+    let mut payload = reply.payload();
+    payload.take_all(4).unwrap();
+    let moved = [1.001_953_1, 1.0];
+    for (table, precision) in [Precision::F16, Precision::Bf16].into_iter().enumerate() {
+        let width = model().shape.tables[table].width();
+        let (mut pulled, mut held) = (vec![0.0; 3 * width], vec![0.0; 3 * width]);
+        floats::take(&mut payload, precision, &mut pulled).unwrap();
+        partitions.with(place, |p| p.read(table, &ids, &mut held)).unwrap();
+        // The first weight of a row is born zero.
+        assert_eq!((held[0], pulled[0]), (moved[table], moved[table]), "{precision:?}");
+        let near = pulled.iter().zip(&held).all(|(a, b)| (a - b).abs() <= b.abs() / 256.0);
+        assert!(near && pulled != held, "{precision:?}: {pulled:?} for {held:?}");
+    }
+    payload.end().unwrap();
+}
+
+/// A pull of some rows of one partition, and of this one of another.
+fn pull_of_two(frame: &mut Frame, many: &[u64], (place, id): (PartitionId, u64)) {
+    ps::begin_pull(frame, 3, PullMode { births: true, tensors: false }, 2);
+    for (place, ids) in [(PartitionId(1), many), (place, &[id])] {
+        ps::put_part(frame, place, 1);
+        (0..2).for_each(|_| ps::put_ids(frame, ids));
+    }
+}
+
+/// Goal: a long answer goes out while the rest of it is made, and comes as the same one.
+#[test]
+fn a_long_answer_is_sent_in_parts_and_comes_whole() {
+    let partitions = partitions();
+    let mut requests = Requests::new(&partitions, Limits::default());
+    let (mut frame, mut whole, mut reply) = (Frame::default(), Frame::default(), Frame::default());
+    let (many, other) = (ids_of(PartitionId(1), 9000), (PartitionId(2), ids_of(PartitionId(2), 1)[0]));
+    pull_of_two(&mut frame, &many, other);
+    requests.answer(&frame, &mut whole).unwrap();
+    let (mut bytes, mut parts) = (Vec::new(), 0);
+    let mut send = |part: &mut Frame| {
+        parts += 1;
+        part.write_part(&mut bytes)
+    };
+    requests.answer_in_parts(&frame, &mut reply, &mut send).unwrap();
+    reply.write(&mut bytes).unwrap();
+    assert_eq!(parts, 1);
+    let mut got = Frame::default();
+    assert!(got.read(&mut &bytes[..], Limits::default()).unwrap());
+    assert_eq!((got.kind(), got.payload().rest()), (whole.kind(), whole.payload().rest()));
+}
+
+/// Goal: who asked hears what is wrong, although a part of the answer was on its way already.
+#[test]
+fn an_answer_that_fails_in_the_middle_is_a_refusal() {
+    let partitions = partitions();
+    let mut requests = Requests::new(&partitions, Limits::default());
+    let (mut frame, mut reply, mut bytes) = (Frame::default(), Frame::default(), Vec::new());
+    let many = ids_of(PartitionId(1), 9000);
+    pull_of_two(&mut frame, &many, (PartitionId(2), many[0]));
+    let failed = requests.answer_in_parts(&frame, &mut reply, &mut |part| part.write_part(&mut bytes));
+    assert!(failed.is_err() && !bytes.is_empty(), "{failed:?}");
+    ps::refused(&mut reply, 3, "it lives elsewhere");
+    reply.write(&mut bytes).unwrap();
+    let mut got = Frame::default();
+    assert!(got.read(&mut &bytes[..], Limits::default()).unwrap());
+    assert_eq!(got.kind(), kind::REFUSED);
+}
+
+#[test]
+fn buffers_are_used_again_for_the_next_request() {
+    let items = vec![1u64; 100];
+    let place = items.as_ptr() as usize;
+    let again: Vec<i64> = emptied(items);
+    assert_eq!((again.len(), again.capacity(), again.as_ptr() as usize), (0, 100, place));
+}
+
+/// A frame with an empty batch for these partitions.
+fn stage(frame: &mut Frame, parts: &[u32]) {
+    let lease = LeaseId { term: 1, n: 1 };
+    ps::begin_stage(
+        frame,
+        7,
+        ps::PushHeader { task: TaskId::train(0, 0), batch: 0, lease, records: 0, factor: 1.0 },
+        parts.len(),
+    );
+    for part in parts {
+        ps::put_part(frame, PartitionId(*part), 1);
+        frame.put_all(&[0, 0, 0]);
+        for tensor in model().tensors_of(PartitionId(*part)).unwrap() {
+            frame.put_floats(&vec![0.0; model().shape.tensors[*tensor].len()]);
+        }
+    }
+}
+
+#[test]
+fn a_batch_is_staged_and_committed_by_frames() {
+    let partitions = partitions();
+    let mut requests = Requests::new(&partitions, Limits::default());
+    let (mut frame, mut reply) = (Frame::default(), Frame::default());
+    let mut answers = |frame: &Frame| {
+        requests.answer(frame, &mut reply).unwrap();
+        ps::expect(&reply, kind::PUSHED, 7).unwrap();
+        let answers = ps::take_answers(reply.payload()).unwrap();
+        answers.into_iter().map(|a| (a.partition.0, a.status, a.mark)).collect::<Vec<_>>()
+    };
+    stage(&mut frame, &[0, 2]);
+    assert_eq!(answers(&frame), [(0, Status::Ok, 0), (2, Status::Ok, 0)]);
+    let lease = LeaseId { term: 1, n: 1 };
+    let commit = ps::Commit { task: TaskId::train(0, 0), batch: 0, lease };
+    let parts = [0, 1, 2, 3].map(|p| (PartitionId(p), 1));
+    ps::commit(&mut frame, 7, commit, &parts);
+    assert_eq!(
+        answers(&frame),
+        [(0, Status::Ok, 1), (1, Status::NotStaged, 0), (2, Status::Ok, 1), (3, Status::NotHere, 0)]
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Goal: whatever a frame holds, it is answered or refused: no panic, no half-changed partition.
+    #[test]
+    fn any_words_are_answered_or_refused(
+        request in prop_oneof![
+            Just(kind::PULL), Just(kind::PUSH), Just(kind::FENCE), Just(kind::STAGE), Just(kind::COMMIT),
+            Just(kind::COPY), Just(kind::HAND_OVER), Just(kind::FOLLOW), Just(kind::NEXT), Just(kind::GATE), Just(kind::STEP), any::<u32>(),
+        ],
+        words in proptest::collection::vec(prop_oneof![8 => 0..4u64, 1 => any::<u64>()], 0..60),
+        rounded: bool,
+        policy in prop_oneof![
+            Just(Some(Policy::Rounds(2))),Just(None), Just(Some(Policy::Bounded(1))), Just(Some(Policy::Steps(2)))],
+    ) {
+        let mut model = (*if rounded { rounded_model() } else { model() }).clone();
+        model.policy = policy;
+        let partitions = partitions_of(&Arc::new(model));
+        let mut requests = Requests::new(&partitions, Limits { words_max: 1 << 12 }).of(Who::Server(1));
+        let (mut frame, mut reply) = (Frame::default(), Frame::default());
+        frame.begin(request, 1);
+        frame.put_all(&words);
+        if requests.answer(&frame, &mut reply).is_ok() {
+            prop_assert_eq!(reply.request(), 1);
+        }
+        prop_assert!(partitions.gauges().is_ok(), "a partition was left half-changed");
+        prop_assert!(reply.bytes() <= 8 * ((1 << 12) + 2));
+    }
+}
