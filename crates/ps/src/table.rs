@@ -289,7 +289,9 @@ impl Table {
         let index = &self.index;
         // All at once, for vectors do some at a time.
         let mut hashes = [0; BLOCK];
-        hashes.iter_mut().zip(ids).for_each(|(hash, id)| *hash = index::hash(*id));
+        for (hash, id) in hashes.iter_mut().zip(ids) {
+            *hash = index::hash(*id);
+        }
         let hashes = &hashes[..ids.len()];
         let mut buckets = [&index::NONE; AHEAD];
         let mut unknown = Places([0; BLOCK / 64]);

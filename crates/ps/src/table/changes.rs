@@ -11,6 +11,7 @@
 use super::index::{Index, Place, entries};
 use super::prefetch;
 use super::slabs::Slabs;
+use super::work::copy;
 
 /// So many buckets of the index are looked at in one piece of a cut, at most. In tests small tables have many pieces.
 const PIECE_BUCKETS: usize = if cfg!(test) { 4 } else { 1 << 15 };
@@ -168,9 +169,7 @@ impl Changes {
 impl Cut {
     #[cold]
     fn put_aside(&mut self, ids: &[u64], numbers: &[u32], rows: &Slabs, width: usize) {
-        let mut found = Vec::with_capacity(ids.len());
-        let due = |(id, number): (&u64, &u32)| self.due.remove(*number).then_some((*id, *number));
-        found.extend(ids.iter().zip(numbers).filter_map(due));
+        let found = self.due.remove_all(ids, numbers);
         self.left -= found.len();
         self.aside.copy(&found, rows, width, self.numbered);
     }
@@ -238,16 +237,18 @@ impl Rows {
         let slots = rows.stride() - width;
         self.ids.extend(found.iter().map(|(id, _)| id));
         self.numbers.extend(found.iter().filter(|_| numbered).map(|(_, number)| number));
-        self.weights.reserve(found.len() * width);
-        self.slots.reserve(found.len() * slots);
+        let (old_weights, old_slots) = (self.weights.len(), self.slots.len());
+        self.weights.resize(old_weights + found.len() * width, 0.0);
+        self.slots.resize(old_slots + found.len() * slots, 0.0);
+        let (weights_out, slots_out) = (&mut self.weights[old_weights..], &mut self.slots[old_slots..]);
         found.iter().take(AHEAD).for_each(|(_, number)| rows.ask_for(*number, rows.stride()));
         for (place, (_, number)) in found.iter().enumerate() {
             if let Some((_, ahead)) = found.get(place + AHEAD) {
                 rows.ask_for(*ahead, rows.stride());
             }
-            let (weights, slots) = rows.row(*number).split_at(width);
-            self.weights.extend_from_slice(weights);
-            self.slots.extend_from_slice(slots);
+            let row = rows.row(*number);
+            copy(&row[..width], &mut weights_out[place * width..][..width]);
+            copy(&row[width..], &mut slots_out[place * slots..][..slots]);
         }
     }
 
@@ -285,8 +286,7 @@ impl Bits {
     #[inline(always)]
     fn insert_all(&mut self, numbers: &[u32]) {
         for (place, number) in numbers.iter().enumerate() {
-            let ahead = numbers.get(place + 2 * AHEAD).and_then(|ahead| self.words.get(*ahead as usize / 64));
-            ahead.into_iter().for_each(prefetch::item);
+            self.ask_for(numbers.get(place + 2 * AHEAD));
             self.insert(*number);
         }
     }
@@ -306,6 +306,27 @@ impl Bits {
         let (bit, before) = (1 << (number % 64), *word);
         *word = before & !bit;
         before & bit != 0
+    }
+
+    /// Takes these rows out and tells which of them were there, with their ids. Which those are cannot be foretold.
+    fn remove_all(&mut self, ids: &[u64], numbers: &[u32]) -> Vec<(u64, u32)> {
+        let mut found = vec![(0, 0); ids.len()];
+        let mut count = 0;
+        for (place, (id, number)) in ids.iter().zip(numbers).enumerate() {
+            self.ask_for(numbers.get(place + 2 * AHEAD));
+            found[count] = (*id, *number);
+            count += usize::from(self.remove(*number));
+        }
+        found.truncate(count);
+        found
+    }
+
+    /// Asks for the bit of a row.
+    #[inline(always)]
+    fn ask_for(&self, number: Option<&u32>) {
+        if let Some(word) = number.and_then(|number| self.words.get(*number as usize / 64)) {
+            prefetch::item(word);
+        }
     }
 
     /// Adds the rows of `other` that are below this one's end.

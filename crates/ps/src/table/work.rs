@@ -1,5 +1,5 @@
-//! What is done with a row that was found. A trait and not closures: all of it has to become part of the loop that is
-//! compiled for this processor's vectors, and only a method can ask for that.
+//! What is done with a row that was found. A trait and not closures, and loops and not `for_each`: all of it has to
+//! become part of what is compiled for this processor's vectors, and only a method can ask for that.
 
 use super::slabs::Slabs;
 use super::{AHEAD, prefetch};
@@ -18,8 +18,12 @@ pub(super) trait Work {
     /// Rows of the ids from `place` on, [`AHEAD`] at most. Of each the first `floats` are asked for before.
     #[inline(always)]
     fn on_all(&mut self, rows: &mut Slabs, place: usize, numbers: &[u32], floats: usize) {
-        numbers.iter().for_each(|number| rows.ask_for(*number, floats));
-        (place..).zip(numbers).for_each(|(place, number)| self.on(rows, place, *number));
+        for number in numbers {
+            rows.ask_for(*number, floats);
+        }
+        for (place, number) in (place..).zip(numbers) {
+            self.on(rows, place, *number);
+        }
     }
 }
 
@@ -48,7 +52,9 @@ impl<const WIDTH: usize> Work for Copying<'_, WIDTH> {
             prefetch::floats(row);
         }
         let out = self.out[place * width..].chunks_exact_mut(width);
-        asked[..numbers.len()].iter().zip(out).for_each(|(row, out)| copy(&row[..width], out));
+        for (row, out) in asked[..numbers.len()].iter().zip(out) {
+            copy(&row[..width], out);
+        }
     }
 }
 
