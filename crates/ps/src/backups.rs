@@ -29,7 +29,7 @@ use crate::partitions::{Gauges, Partitions};
 use crate::requests::Requests;
 use crate::requests::follow::Followed;
 
-/// Before a partition that cannot be followed now is asked for again.
+/// Before a partition that cannot be followed now is asked for again: nobody waits for it, unlike for one that moves.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// What is to be backed up.
@@ -179,8 +179,10 @@ impl Work {
             Ok(()) => info!(from = order.from, %id, "backed up no more"),
             Err(error) => {
                 warn!(from = order.from, %id, error = %error.chain(), "a partition cannot be followed");
-                // Whatever the other server does: this is nothing that may take its place.
-                if matches!(error, Error::Misfit { .. }) {
+                // A connection may end. Whoever cannot do what the other one did is nothing that may take its place,
+                // not even for a promotion that waits for this very thread.
+                if !matches!(error, Error::Io { .. } | Error::Wire(wire::Error::Io { .. })) {
+                    drop(shadow.take(id));
                     backups.forget_one(id, &shadow);
                 }
             }

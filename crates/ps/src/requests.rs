@@ -43,6 +43,9 @@ pub struct Requests<'p> {
     due: Vec<(Arc<Feed>, u64)>,
 }
 
+/// Sends what there is of an answer.
+type Send<'s> = dyn FnMut(&mut Frame) -> io::Result<()> + 's;
+
 /// So much of an answer goes out before the rest is made: who asked receives it meanwhile, and it is still in the cache.
 const PART_BYTES: usize = 64 << 10;
 
@@ -87,24 +90,18 @@ impl<'p> Requests<'p> {
     }
 
     /// The same, where whoever asked may have a part of the answer before the rest is made: `send` is given what there
-    /// is of it.
-    pub fn answer_in_parts(
-        &mut self,
-        request: &Frame,
-        reply: &mut Frame,
-        send: &mut dyn FnMut(&mut Frame) -> io::Result<()>,
-    ) -> Result<()> {
+    /// is of it. What it leaves in the frame, and what comes after it, is still to be sent in the end.
+    ///
+    /// # Errors
+    ///
+    /// The same, and sending failed. A part may be out already.
+    pub fn answer_in_parts(&mut self, request: &Frame, reply: &mut Frame, send: &mut Send<'_>) -> Result<()> {
         self.due.clear();
         self.do_and_answer(request, reply, send)?;
         self.wait_for_backups()
     }
 
-    fn do_and_answer(
-        &mut self,
-        request: &Frame,
-        reply: &mut Frame,
-        send: &mut dyn FnMut(&mut Frame) -> io::Result<()>,
-    ) -> Result<()> {
+    fn do_and_answer(&mut self, request: &Frame, reply: &mut Frame, send: &mut Send<'_>) -> Result<()> {
         match request.kind() {
             kind::PULL => self.pull(request, reply, send),
             kind::PUSH => self.push(request, reply, Partition::push),
@@ -121,12 +118,7 @@ impl<'p> Requests<'p> {
         }
     }
 
-    fn pull(
-        &mut self,
-        request: &Frame,
-        reply: &mut Frame,
-        send: &mut dyn FnMut(&mut Frame) -> io::Result<()>,
-    ) -> Result<()> {
+    fn pull(&mut self, request: &Frame, reply: &mut Frame, send: &mut Send<'_>) -> Result<()> {
         let model = self.partitions.model();
         let words = check_pull(request.payload(), model)?;
         if words > self.limits.words_max as u64 {
@@ -329,8 +321,7 @@ fn done(
 
 /// One partition has applied a batch, and the next one has not.
 fn between_partitions() -> Result<()> {
-    let passed = failpoint::pass("ps.between_partitions");
-    Ok(passed.map_err(|e| wire::Error::io("applying a push", e))?)
+    failpoint::pass("ps.between_partitions").map_err(|e| wire::Error::io("applying a push", e).into())
 }
 
 /// Reads a whole PULL and tells how many words its answer can have.

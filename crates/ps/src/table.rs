@@ -137,8 +137,11 @@ impl Table {
         let width = self.width;
         match width {
             8 => self.visit(ids, width, Copying::<8> { width, out }),
+            9 => self.visit(ids, width, Copying::<9> { width, out }),
             16 => self.visit(ids, width, Copying::<16> { width, out }),
+            17 => self.visit(ids, width, Copying::<17> { width, out }),
             32 => self.visit(ids, width, Copying::<32> { width, out }),
+            33 => self.visit(ids, width, Copying::<33> { width, out }),
             _ => self.visit(ids, width, Copying::<0> { width, out }),
         }
     }

@@ -272,6 +272,37 @@ fn several_requests_may_be_under_way_and_are_answered_in_order() {
     }
 }
 
+/// Asks for many rows of one partition, which go out before the rest of the answer is made, and for this id of another.
+fn ask_for_much(worker: &mut Worker, other: u64) -> Result<Vec<u64>> {
+    let (first, second, request) = (PartitionId(0), PartitionId(1), worker.next());
+    let many = ids_of(first, 9000);
+    ps::begin_pull(&mut worker.frame, request, PullMode { births: true, tensors: false }, 2);
+    for (place, ids) in [(first, &many[..]), (second, &[other])] {
+        ps::put_part(&mut worker.frame, place, 1);
+        ps::put_ids(&mut worker.frame, ids);
+    }
+    worker.exchange(kind::PULLED)?;
+    Ok(many)
+}
+
+#[test]
+fn a_long_answer_comes_whole_and_one_that_fails_in_the_middle_is_a_refusal() {
+    let (server, _) = server();
+    let mut worker = Worker::connect(&server);
+    let other = ids_of(PartitionId(1), 1)[0];
+    let many = ask_for_much(&mut worker, other).unwrap();
+    let mut payload = worker.frame.payload();
+    assert_eq!(payload.take_all(4).unwrap(), [2, 0, Status::Ok.word(), 0]);
+    let rows: Vec<f32> = many.iter().flat_map(|id| born(*id)).collect();
+    assert!(payload.take_floats(rows.len()).unwrap() == rows);
+    assert_eq!(payload.take_all(3).unwrap(), [1, Status::Ok.word(), 0]);
+    assert_eq!(payload.take_floats(WIDTH).unwrap(), born(other));
+    payload.end().unwrap();
+
+    let error = ask_for_much(&mut worker, many[0]).unwrap_err().to_string();
+    assert!(error.starts_with("refused: ") && error.contains("partition-0"), "{error}");
+}
+
 #[test]
 fn gradients_that_are_not_finite_are_refused_with_the_reason() {
     let (server, _) = server();

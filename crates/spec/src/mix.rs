@@ -13,7 +13,7 @@ pub fn mix64(mut x: u64) -> u64 {
 /// Mixes two values into one, order mattering.
 #[inline]
 pub fn mix2(a: u64, b: u64) -> u64 {
-    mix64(mix64(a.wrapping_add(0x9e37_79b9_7f4a_7c15)) ^ b.wrapping_mul(0xd6e8_feb8_6659_fd93))
+    mix64(mix64(a.wrapping_add(STEP)) ^ b.wrapping_mul(0xd6e8_feb8_6659_fd93))
 }
 
 /// A stable 64-bit hash of text, for names and seeds; not for hot paths.
@@ -47,8 +47,8 @@ impl Rng {
         mix64(self.0)
     }
 
-    /// Fills `out` with what [`Rng::uniform`] would give one after the other. None waits for the one before, so that
-    /// vectors do some at a time.
+    /// Fills `out` with what `each` makes of what [`Rng::uniform`] would give one after the other. None waits for the one
+    /// before, so that vectors do some at a time.
     #[inline(always)]
     pub fn uniforms(&mut self, out: &mut [f32], each: impl Fn(f64) -> f32) {
         for (draw, x) in (1u64..).zip(&mut *out) {
@@ -87,6 +87,17 @@ impl Rng {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_at_once_are_the_same_as_one_after_the_other() {
+        for count in [0, 1, 7, 8, 100] {
+            let (mut single, mut many, mut out) = (Rng::new(11), Rng::new(11), vec![0.0; count]);
+            many.uniforms(&mut out, |x| (x as f32 * 2.0 - 1.0) * 0.3);
+            let expected = (0..count).map(|_| (single.uniform() as f32 * 2.0 - 1.0) * 0.3);
+            assert!(out.iter().map(|x| x.to_bits()).eq(expected.map(f32::to_bits)), "{count}");
+            assert_eq!(many.next_u64(), single.next_u64(), "{count}");
+        }
+    }
 
     #[test]
     fn shuffle_is_a_permutation_and_depends_on_the_seed() {

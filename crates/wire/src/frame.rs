@@ -6,7 +6,9 @@
 //! allocates as data arrives, not as it is announced.
 //!
 //! A long frame may be sent in parts, each with the header again, so that what is ready travels while the rest is
-//! made. Who reads gets it whole.
+//! made. The highest bit of the kind says that another part follows; none is empty, and the limit counts for all of
+//! them together. Who reads gets the frame whole. Whoever has to give one up in the middle of it sends another one
+//! instead of the next part, to say why.
 
 use std::io::{Read, Write};
 
@@ -157,6 +159,7 @@ impl Frame {
         let payload = (self.len - HEADER_WORDS) as u64;
         assert!(payload < 1 << 32, "a frame's length fits its header");
         let kind = self.kind();
+        assert!(kind & MORE == 0, "the highest bit of a kind is taken");
         self.words[0] = u64::from(kind | more) | (payload << 32);
         let sent = stream.write_all(bytemuck::cast_slice(self.filled())).and_then(|()| stream.flush());
         self.words[0] = u64::from(kind);
@@ -173,12 +176,17 @@ impl Frame {
         loop {
             let [first, request] = header;
             let (kind, payload) = (first as u32 & !MORE, (first >> 32) as usize);
-            // Whoever has to give a frame up in the middle of it begins another one, to say why.
-            if self.len == 0 || (self.kind(), self.request()) != (kind, request) {
+            let more = first as u32 & MORE != 0;
+            if self.len == 0 {
+                self.begin(kind, request);
+            } else if (self.kind(), self.request()) != (kind, request) {
+                if more {
+                    return Err(Error::Malformed("parts of two frames at a time".into()));
+                }
                 self.begin(kind, request);
             }
             self.read_payload(stream, payload, limits)?;
-            if first as u32 & MORE == 0 {
+            if !more {
                 return Ok(true);
             }
             if payload == 0 {
@@ -376,6 +384,14 @@ mod tests {
         let mut got = Frame::default();
         assert!(got.read(&mut &bytes[..], Limits::default()).unwrap());
         assert_eq!((got.kind(), got.payload().rest()), (7, &[9][..]));
+
+        let mut both = bytes.clone();
+        both.truncate(32);
+        sent.begin(7, 6);
+        sent.put(9);
+        sent.write_part(&mut both).unwrap();
+        let error = got.read(&mut &both[..], Limits::default()).unwrap_err();
+        assert!(error.to_string().contains("parts of two frames"), "{error}");
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub mod kind {
     pub const HELLO: u32 = 0xED01;
     /// The token was right.
     pub const WELCOME: u32 = 0xED02;
-    /// The request, or the connection, is refused.
+    /// The request, or the connection, is refused; it may come after parts of an answer.
     pub const REFUSED: u32 = 0xED03;
     /// Rows and tensors, please.
     pub const PULL: u32 = 0xED04;

@@ -1,10 +1,13 @@
 //! Jobs whose workers come together in other ways than as it happens: any role killed while they train, and then
 //! the audit.
 
+use std::process::Stdio;
+
 use rustix::process::Signal;
 use serde_json::Value;
 
 use super::chaos::audit;
+use super::failpoints::{hits, with_points};
 use super::world::{Running, World, signal, wait_for};
 
 /// Some seconds of steps that wait for each other.
@@ -15,12 +18,19 @@ const ROWS: u64 = 20_000;
 
 /// A job with these settings of `train`, two workers and two servers.
 fn training(world: &World, epochs: u64, train: &str) -> Running {
+    training_with(world, epochs, train, "")
+}
+
+/// The same with points where processes die.
+fn training_with(world: &World, epochs: u64, train: &str, points: &str) -> Running {
     let more = format!(
         "train: {{ batch: 64, epochs: {epochs}, {train} }}\nservers: {{ count: 2, partitions: 4 }}\n\
          workers: {{ count: 2 }}\ncheckpoint: {{ every: 1s }}"
     );
     let file = world.job("ctr", &more);
-    let mut job = world.start(&["train", &file]);
+    let mut command = world.command(&["train", &file, "--json"]);
+    with_points(world, &mut command, points);
+    let mut job = Running::following(command.stdout(Stdio::piped()).spawn().unwrap());
     job.until_training();
     job
 }
@@ -52,6 +62,37 @@ fn rides_through_deaths(epochs: u64, train: &str) {
     signal(world.master("ctr").1, Signal::KILL);
     job.until("leases of the next master", |e| e["event"] == "leasing");
     ends_exactly(&world, job, epochs);
+}
+
+/// Partitions are on their way to another server when somebody dies, and every record counts once.
+fn rides_through_a_move(epochs: u64, train: &str, point: &str, then: &str) {
+    let world = World::with_data(ROWS);
+    let mut job = training_with(&world, epochs, train, &format!("{point}=kill"));
+    world.run(&["scale", "ctr", "--servers", "3"]).ok();
+    job.until(then, |e| e["event"] == then);
+    assert_eq!(hits(&world), [point]);
+    ends_exactly(&world, job, epochs);
+}
+
+#[test]
+fn a_synchronous_job_counts_every_record_once_when_a_server_dies_that_takes_over() {
+    rides_through_a_move(EPOCHS, "consistency: synchronous, grads_to_wait: 3", "ps.taking_over", "replay");
+}
+
+#[test]
+fn a_synchronous_job_counts_every_record_once_when_nobody_serves_what_was_handed_over() {
+    rides_through_a_move(EPOCHS, "consistency: synchronous, grads_to_wait: 3", "ps.handed_over", "replay");
+}
+
+#[test]
+fn a_synchronous_job_counts_every_record_once_when_the_master_dies_of_a_move() {
+    let point = "master.moved_recorded";
+    rides_through_a_move(EPOCHS, "consistency: synchronous, grads_to_wait: 3", point, "leasing");
+}
+
+#[test]
+fn a_hybrid_job_counts_every_record_once_when_nobody_serves_what_was_handed_over() {
+    rides_through_a_move(EPOCHS_HYBRID, "consistency: hybrid, grads_to_wait: 3", "ps.handed_over", "replay");
 }
 
 #[test]

@@ -174,6 +174,26 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 0..20)
 }
 
+/// Goal: rows of every width that is copied in a way of its own come as they were born, and ids that come again in the
+/// next block of the same call are the same rows.
+#[test]
+fn rows_of_every_width_come_as_they_were_born() {
+    let optimizer = Optimizer::new(ALL[0]);
+    for width in [1, 5, 8, 9, 16, 17, 32, 33] {
+        let init = Initializer::Uniform { bound: 0.5 };
+        let shape = TableShape { name: "t".into(), parts: vec![RowPart { width, init }] };
+        let mut table = Table::new(shape.clone(), 3, &optimizer);
+        let ids: Vec<u64> = (0..2500).map(|n| n % 1500).collect();
+        let expected: Vec<f32> = ids.iter().flat_map(|id| born(&shape, 3, *id, &optimizer).0).collect();
+        for _ in 0..2 {
+            let mut out = vec![f32::NAN; ids.len() * width];
+            table.pull(&ids, &mut out);
+            assert!(out == expected, "width {width}");
+        }
+        assert_eq!(table.len(), 1500, "width {width}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 

@@ -27,8 +27,8 @@ pub(super) trait Work {
     }
 }
 
-/// Copies weights; `WIDTH` of each row, if it is not 0: most rows have one of few widths, and a copy that knows it is
-/// a few instructions.
+/// Copies weights; `WIDTH` of each row, if it is not 0: most rows have one of few widths (a power of two, or one weight
+/// more), and a copy that knows it is a few instructions.
 pub(super) struct Copying<'a, const WIDTH: usize> {
     pub width: usize,
     /// Those of all ids, one after the other.
@@ -40,7 +40,7 @@ impl<const WIDTH: usize> Work for Copying<'_, WIDTH> {
 
     #[inline(always)]
     fn on(&mut self, rows: &mut Slabs, place: usize, number: u32) {
-        copy(&rows.row(number)[..self.width], &mut self.out[place * self.width..][..self.width]);
+        self.on_all(rows, place, &[number], self.width);
     }
 
     #[inline(always)]
