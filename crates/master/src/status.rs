@@ -209,9 +209,10 @@ pub struct Process {
 pub struct Event {
     /// What: started, indexed, training, leasing, progress, evaluated, checkpoint, scaled, allowed,
     /// worker_started, worker_joined, worker_exited, server_started, server_ready, server_exited, servers_scaled,
-    /// backed_up, promoted, moving, moved, pending, silent, replay, replayed, task_goes_on, lease_expired, quarantined, warning, stopping, exported, finished. Of a person's own program:
-    /// started, member_started, member_joined, member_exited, member_ended, pending, given_back, running, restarting,
-    /// silent, stopping, finished.
+    /// backed_up, promoted, moving, moved, pending, silent, replay, replayed, task_goes_on, lease_expired,
+    /// quarantined, warning, stopping, exported, finished. Of a person's own program: started, member_started,
+    /// member_joined, member_exited, member_ended, pending, given_back, running, restarting, silent, stopping,
+    /// finished.
     pub event: String,
     /// Its number, from 1, without holes.
     pub seq: u64,
