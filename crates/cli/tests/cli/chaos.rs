@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use super::world::{Running, World, pids, said, signal, wait_for};
 
 /// A few seconds of work for two workers and two servers, with a checkpoint each second.
-const WORK: &str = "train: { batch: 128, epochs: 12 }\nservers: { count: 2, partitions: 4 }\nworkers: { count: 2 }\n\
+const WORK: &str = "train: { batch: 128, epochs: 20 }\nservers: { count: 2, partitions: 4 }\nworkers: { count: 2 }\n\
                     checkpoint: { every: 1s }";
 /// What that is in records.
-const RECORDS: u64 = 720_000;
+const RECORDS: u64 = 1_200_000;
 
 /// A job that trains.
 fn training(world: &World) -> Running {
@@ -37,7 +37,7 @@ fn ends_exactly(world: &World, job: Running) -> Value {
     assert_eq!((&last["outcome"], &last["records"], code), (&"done".into(), &RECORDS.into(), Some(0)));
     let audit = audit(world, "ctr");
     let epochs = audit["epochs"].as_array().unwrap();
-    assert_eq!(epochs.len(), 12);
+    assert_eq!(epochs.len(), 20);
     for epoch in epochs {
         assert_eq!((&epoch["expected"], &epoch["applied_min"]), (&60_000.into(), &60_000.into()), "{epoch}");
         assert_eq!(epoch["partitions"].as_array().unwrap().len(), 4);
@@ -101,6 +101,8 @@ fn a_resumed_job_adopts_its_workers_and_servers_after_client_and_master_were_kil
     signal(world.master("ctr").1, Signal::KILL);
     job.child.kill().unwrap();
     job.child.wait().unwrap();
+    // What is killed holds the job until it is gone.
+    wait_for("the master's end", || (world.status("ctr")["phase"] == "lost").then_some(()));
     let mut resumed = world.start(&["resume", "ctr"]);
     let started = resumed.until("the next master", |e| e["event"] == "started");
     assert_eq!((&started["term"], &started["adopted"]), (&2.into(), &4.into()));

@@ -11,9 +11,9 @@ use super::failpoints::{hits, with_points};
 use super::world::{Running, World, signal, wait_for};
 
 /// Some seconds of steps that wait for each other.
-const EPOCHS: u64 = 8;
+const EPOCHS: u64 = 16;
 /// The same where nobody waits long.
-const EPOCHS_HYBRID: u64 = 40;
+const EPOCHS_HYBRID: u64 = 60;
 const ROWS: u64 = 20_000;
 
 /// A job with these settings of `train`, two workers and two servers.

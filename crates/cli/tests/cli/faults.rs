@@ -38,20 +38,6 @@ fn a_killed_worker_is_replaced_at_once_and_every_record_is_trained() {
 }
 
 #[test]
-fn a_killed_server_is_restored_and_every_record_counts() {
-    let world = World::with_data(60_000);
-    let more = "train: { batch: 128, epochs: 4 }\nservers: { count: 2 }\nworkers: { count: 2 }\ncheckpoint: { every: 1s }";
-    let file = world.job("ctr", more);
-    let mut job = world.start(&["train", &file]);
-    job.until("a checkpoint", |e| e["event"] == "checkpoint");
-    let server = world.status("ctr")["servers"][0]["pid"].as_u64().unwrap() as u32;
-    signal(server, Signal::KILL);
-    job.until("the death", |e| e["event"] == "server_exited" && e["asked"] == false);
-    let (last, code) = job.end();
-    assert_eq!((&last["outcome"], &last["records"], code), (&"done".into(), &240_000.into(), Some(0)));
-}
-
-#[test]
 fn a_killed_client_leaves_a_checkpoint_and_no_processes() {
     let world = World::with_data(5_000);
     let file = world.job("ctr", ENDLESS);
