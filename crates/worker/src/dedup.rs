@@ -13,9 +13,11 @@ use elasticdl_spec::PartitionId;
 use elasticdl_spec::mix::mix64;
 use pulp::{Arch, NullaryFnOnce};
 
-/// Ids that are looked for before any of them is put in: to write to the table between two looks would make each look
-/// wait for the one before.
+/// Ids that are looked for before any of them is put in, as many as a word has bits: to write to the table between two
+/// looks would make each look wait for the one before.
 const BLOCK: usize = 64;
+/// Slots whose bits are a word.
+const GROUP: usize = 64;
 /// Slots behind those that hashes lead to, for what goes further on because its own slot is taken: so many, and one for
 /// so many others.
 const SLACK: usize = 16;
@@ -72,6 +74,8 @@ pub struct Deduper {
     partitions: u32,
     /// Open addressing: ids where their hashes lead to, or further on. Between batches all slots are vacant.
     slots: Vec<u64>,
+    /// What of it is taken when all ids are in.
+    groups: Vec<Group>,
     /// What a vacant slot holds. Any word may be an id: when this one comes, another takes its part.
     vacant: u64,
 }
@@ -80,20 +84,20 @@ impl Deduper {
     /// For a job with so many partitions.
     pub fn new(partitions: u32) -> Self {
         assert!(partitions > 0, "a job has at least one partition");
-        Deduper { partitions, slots: Vec::new(), vacant: VACANT }
+        Deduper { partitions, slots: Vec::new(), groups: Vec::new(), vacant: VACANT }
     }
 
     /// Replaces `keys` by those of `ids`.
     pub fn dedup(&mut self, ids: &[u64], keys: &mut Keys) {
         keys.index.resize(ids.len(), 0);
-        keys.ids.resize(ids.len() + 1, 0);
+        keys.ids.resize(ids.len(), 0);
         let mut layout = Layout::new(ids.len(), self.partitions);
         loop {
-            let vacant = self.vacant;
             let len = self.slots.len().max(layout.slots());
-            self.slots.resize(len, vacant);
+            self.slots.resize(len, self.vacant);
             let slots = &mut self.slots[..layout.slots()];
-            match Arch::new().dispatch(Filling { layout, slots, vacant, ids, index: &mut keys.index }) {
+            let (vacant, index) = (self.vacant, &mut keys.index);
+            match Arch::new().dispatch(Filling { layout, slots, vacant, ids, index }) {
                 Filled::All => break,
                 Filled::Crowded => {
                     slots.fill(vacant);
@@ -106,8 +110,19 @@ impl Deduper {
             }
         }
         let slots = &mut self.slots[..layout.slots()];
-        Arch::new().dispatch(Emptying { layout, slots, vacant: self.vacant, keys });
+        self.groups.resize(slots.len() / GROUP, Group::default());
+        let (vacant, groups) = (self.vacant, &mut self.groups);
+        Arch::new().dispatch(Emptying { layout, slots, groups, vacant, keys });
     }
+}
+
+/// So many slots beside each other.
+#[derive(Debug, Clone, Copy, Default)]
+struct Group {
+    /// A bit for each that is taken.
+    taken: u64,
+    /// How many are taken in the groups before.
+    before: u32,
 }
 
 /// How the table is cut.
@@ -145,7 +160,7 @@ impl Layout {
     }
 
     fn slots(self) -> usize {
-        self.stretch as usize * self.partitions as usize
+        (self.stretch as usize * self.partitions as usize).next_multiple_of(GROUP)
     }
 
     /// Where an id of this hash is looked for first. The partition is that of `placement::partition_of_row`, by
@@ -184,7 +199,6 @@ impl NullaryFnOnce for Filling<'_> {
     #[inline(always)]
     fn call(self) -> Filled {
         let Filling { layout, slots, vacant, ids, index } = self;
-        let mut missed = [0u8; BLOCK];
         for (ids, index) in ids.chunks(BLOCK).zip(index.chunks_mut(BLOCK)) {
             let mut met = false;
             for (id, slot) in ids.iter().zip(&mut *index) {
@@ -194,16 +208,25 @@ impl NullaryFnOnce for Filling<'_> {
             if met {
                 return Filled::MetVacant;
             }
-            let mut count = 0;
-            for (place, (id, slot)) in (0..).zip(ids.iter().zip(&*index)) {
-                missed[count % BLOCK] = place;
-                count += usize::from(slots[*slot as usize] != *id);
-            }
-            for place in &missed[..count] {
-                let (id, slot) = (ids[usize::from(*place)], &mut index[usize::from(*place)]);
-                let Some(found) = find(slots, *slot as usize, vacant, id) else { return Filled::Crowded };
-                slots[found] = id;
-                *slot = found as u32;
+            let mut missed = match (ids.first_chunk::<BLOCK>(), index.first_chunk::<BLOCK>()) {
+                // Of a length that is known before, and so without a count.
+                (Some(ids), Some(index)) => strangers(slots, ids, index),
+                _ => strangers(slots, ids, index),
+            };
+            while missed != 0 {
+                // Each takes its slot if that is vacant, or looks at the next one in the next round.
+                let mut further = 0;
+                while missed != 0 {
+                    let place = missed.trailing_zeros() as usize;
+                    missed &= missed - 1;
+                    let slot = &mut index[place];
+                    let Some(held) = slots.get_mut(*slot as usize) else { return Filled::Crowded };
+                    let fits = (*held == vacant) | (*held == ids[place]);
+                    *held = select_unpredictable(fits, ids[place], *held);
+                    *slot += u32::from(!fits);
+                    further |= u64::from(!fits) << place;
+                }
+                missed = further;
             }
         }
         let mut ends = slots.chunks_exact(layout.stretch as usize).filter_map(<[u64]>::last);
@@ -211,24 +234,21 @@ impl NullaryFnOnce for Filling<'_> {
     }
 }
 
-/// The slot of an id, or the vacant one where it is to be put, from its home on. `None`: the table ends before.
+/// Which ids are not in their slots: a bit for each.
 #[inline(always)]
-fn find(slots: &[u64], home: usize, vacant: u64, id: u64) -> Option<usize> {
-    let mut at = home;
-    loop {
-        let slot = *slots.get(at)?;
-        // Which of both it is cannot be foretold, and does not matter.
-        if select_unpredictable(slot == vacant, id, slot) == id {
-            return Some(at);
-        }
-        at += 1;
+fn strangers(slots: &[u64], ids: &[u64], index: &[u32]) -> u64 {
+    let mut bits = 0;
+    for (place, (id, slot)) in ids.iter().zip(index).enumerate() {
+        bits |= u64::from(slots[*slot as usize] != *id) << place;
     }
+    bits
 }
 
 /// Takes the ids out of the table again, grouped, and tells the index where they went.
 struct Emptying<'a> {
     layout: Layout,
     slots: &'a mut [u64],
+    groups: &'a mut [Group],
     vacant: u64,
     keys: &'a mut Keys,
 }
@@ -238,25 +258,35 @@ impl NullaryFnOnce for Emptying<'_> {
 
     #[inline(always)]
     fn call(self) {
-        let Emptying { layout, slots, vacant, keys: Keys { ids, starts, index } } = self;
-        let stretch = layout.stretch as usize;
+        let Emptying { layout, slots, groups, vacant, keys: Keys { ids, starts, index } } = self;
         let mut next = 0;
-        starts.clear();
-        starts.push(0);
-        for slots in slots.chunks_exact_mut(stretch) {
-            for slot in slots {
-                // Every slot gets the place of its id. What a vacant slot holds is overwritten by the next id, or cut off.
-                let id = std::mem::replace(slot, next as u64);
-                ids[next] = id;
-                next += usize::from(id != vacant);
+        let out = &mut ids[..];
+        let (in_groups, _) = slots.as_chunks_mut::<GROUP>();
+        for (slots, group) in in_groups.iter_mut().zip(&mut *groups) {
+            let mut left = 0;
+            for (slot, bit) in slots.iter().zip(0..) {
+                left |= u64::from(*slot != vacant) << bit;
             }
-            starts.push(next);
+            *group = Group { taken: left, before: next as u32 };
+            while left != 0 {
+                let slot = &mut slots[left.trailing_zeros() as usize];
+                out[next] = std::mem::replace(slot, vacant);
+                next += 1;
+                left &= left - 1;
+            }
         }
         ids.truncate(next);
+        // All groups are in the nearest cache, unlike the slots.
+        let place = |slot: u32| {
+            let Group { taken, before } = groups[slot as usize / GROUP];
+            before + (taken & !(u64::MAX << (slot as usize % GROUP))).count_ones()
+        };
+        starts.clear();
+        starts.extend((0..layout.partitions).map(|p| place(p * layout.stretch) as usize));
+        starts.push(next);
         for slot in index {
-            *slot = slots[*slot as usize] as u32;
+            *slot = place(*slot);
         }
-        slots.fill(vacant);
     }
 }
 
