@@ -2,9 +2,14 @@
 
 #![expect(clippy::disallowed_methods, reason = "an edge: it reads clocks and rests")]
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// Nobody trains if nobody has for so long.
+pub(crate) const IDLE: Duration = Duration::from_millis(200);
+/// How often somebody who rests looks whether that is so.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// The pace of one thread.
 #[derive(Debug)]
@@ -28,9 +33,12 @@ impl Pace {
         Pace { rest, work_max, clock, pushes: None, trained: false, rested_at: clock() }
     }
 
-    /// So many pushes were applied by now, counted from any number.
-    pub(crate) fn saw(&mut self, pushes: u64) {
-        self.trained |= self.pushes.replace(pushes).is_some_and(|before| before != pushes);
+    /// So many pushes were applied by now, counted from any number. Tells whether there were some since it was told so
+    /// last.
+    pub(crate) fn saw(&mut self, pushes: u64) -> bool {
+        let some = self.pushes.replace(pushes).is_some_and(|before| before != pushes);
+        self.trained |= some;
+        some
     }
 
     /// Rests where somebody has trained since the last time.
@@ -41,6 +49,28 @@ impl Pace {
             self.rested_at = (self.clock)();
         }
     }
+}
+
+/// When somebody was last seen to train, for threads that see it together.
+#[derive(Debug, Default)]
+pub(crate) struct Trained(Mutex<Option<Duration>>);
+
+impl Trained {
+    /// Somebody does.
+    pub(crate) fn again(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(of_the_clock());
+    }
+
+    /// Whether that was not long ago.
+    pub(crate) fn lately(&self) -> bool {
+        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        last.is_some_and(|last| of_the_clock().saturating_sub(last) < IDLE)
+    }
+}
+
+/// Waits for a short while, between two looks at something.
+pub(crate) fn between_looks() {
+    thread::sleep(LOOK);
 }
 
 /// Processor time of the calling thread, without what it waits for disks; zero where the system does not tell.
@@ -65,6 +95,19 @@ mod tests {
         use std::sync::atomic::{AtomicU64, Ordering};
         static LOOKS: AtomicU64 = AtomicU64::new(0);
         Duration::from_secs(LOOKS.fetch_add(1, Ordering::Relaxed))
+    }
+
+    #[test]
+    fn who_trains_does_so_for_a_while() {
+        let trained = Trained::default();
+        assert!(!trained.lately(), "nobody has");
+        trained.again();
+        assert!(trained.lately());
+        let began = of_the_clock();
+        while trained.lately() {
+            between_looks();
+        }
+        assert!(of_the_clock() - began >= IDLE / 2);
     }
 
     #[test]
