@@ -2,9 +2,12 @@
 
 #![expect(clippy::disallowed_methods, reason = "an edge: it reads clocks and rests")]
 
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use elasticdl_spec::PartitionId;
 
 /// Nobody trains if nobody has for so long.
 pub(crate) const IDLE: Duration = Duration::from_millis(200);
@@ -33,12 +36,9 @@ impl Pace {
         Pace { rest, work_max, clock, pushes: None, trained: false, rested_at: clock() }
     }
 
-    /// So many pushes were applied by now, counted from any number. Tells whether there were some since it was told so
-    /// last.
-    pub(crate) fn saw(&mut self, pushes: u64) -> bool {
-        let some = self.pushes.replace(pushes).is_some_and(|before| before != pushes);
-        self.trained |= some;
-        some
+    /// So many pushes were applied by now, counted from any number.
+    pub(crate) fn saw(&mut self, pushes: u64) {
+        self.trained |= self.pushes.replace(pushes).is_some_and(|before| before != pushes);
     }
 
     /// Rests where somebody has trained since the last time.
@@ -51,20 +51,49 @@ impl Pace {
     }
 }
 
-/// When somebody was last seen to train, for threads that see it together.
+/// Whether somebody trains, as threads that work together see it.
+#[derive(Debug)]
+pub(crate) struct Trained {
+    clock: fn() -> Duration,
+    began: Duration,
+    seen: Mutex<Seen>,
+}
+
 #[derive(Debug, Default)]
-pub(crate) struct Trained(Mutex<Option<Duration>>);
+struct Seen {
+    pushes: BTreeMap<PartitionId, u64>,
+    /// When there were more of them than before.
+    last: Option<Duration>,
+}
 
 impl Trained {
-    /// Somebody does.
-    pub(crate) fn again(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(of_the_clock());
+    /// Nothing was seen yet.
+    pub(crate) fn new(clock: fn() -> Duration) -> Self {
+        Trained { clock, began: clock(), seen: Mutex::default() }
     }
 
-    /// Whether that was not long ago.
+    /// Where this partition is, so many pushes were applied by now, counted from any number.
+    pub(crate) fn saw(&self, partition: PartitionId, pushes: u64) {
+        let mut seen = self.seen();
+        if seen.pushes.insert(partition, pushes).is_some_and(|before| before != pushes) {
+            seen.last = Some((self.clock)());
+        }
+    }
+
+    /// Whether somebody has trained, and not long ago.
     pub(crate) fn lately(&self) -> bool {
-        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        last.is_some_and(|last| of_the_clock().saturating_sub(last) < IDLE)
+        let last = self.seen().last;
+        last.is_some_and(|last| (self.clock)().saturating_sub(last) < IDLE)
+    }
+
+    /// Whether nobody has for so long that nobody does.
+    pub(crate) fn is_idle(&self) -> bool {
+        let last = self.seen().last.unwrap_or(self.began);
+        (self.clock)().saturating_sub(last) >= IDLE
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -88,26 +117,35 @@ pub(crate) fn of_the_clock() -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
 
     /// Each look at the clock is a second of work.
     fn busy() -> Duration {
-        use std::sync::atomic::{AtomicU64, Ordering};
         static LOOKS: AtomicU64 = AtomicU64::new(0);
         Duration::from_secs(LOOKS.fetch_add(1, Ordering::Relaxed))
     }
 
     #[test]
-    fn who_trains_does_so_for_a_while() {
-        let trained = Trained::default();
-        assert!(!trained.lately(), "nobody has");
-        trained.again();
-        assert!(trained.lately());
-        let began = of_the_clock();
-        while trained.lately() {
-            between_looks();
-        }
-        assert!(of_the_clock() - began >= IDLE / 2);
+    fn who_was_seen_to_train_does_so_for_a_while() {
+        static NOW: AtomicU64 = AtomicU64::new(1000);
+        let at = |time: Duration| NOW.store(1000 + time.as_millis() as u64, Ordering::Relaxed);
+        let trained = Trained::new(|| Duration::from_millis(NOW.load(Ordering::Relaxed)));
+        let (one, other) = (PartitionId(1), PartitionId(2));
+        trained.saw(one, 7);
+        trained.saw(other, 8);
+        trained.saw(one, 7);
+        assert!(!trained.lately() && !trained.is_idle(), "nothing to compare with, and too early to tell");
+        at(IDLE);
+        assert!(!trained.lately() && trained.is_idle());
+        trained.saw(other, 9);
+        assert!(trained.lately() && !trained.is_idle());
+        at(2 * IDLE - LOOK);
+        trained.saw(other, 9);
+        assert!(trained.lately() && !trained.is_idle());
+        at(2 * IDLE);
+        assert!(!trained.lately() && trained.is_idle());
     }
 
     #[test]

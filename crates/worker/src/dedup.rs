@@ -15,9 +15,9 @@ use pulp::{Arch, NullaryFnOnce};
 
 /// Ids that are looked for before any of them is put in, as many as a word has bits: to write to the table between two
 /// looks would make each look wait for the one before.
-const BLOCK: usize = 64;
+const BLOCK: usize = u64::BITS as usize;
 /// Slots whose bits are a word.
-const GROUP: usize = 64;
+const GROUP: usize = u64::BITS as usize;
 /// Slots behind those that hashes lead to, for what goes further on because its own slot is taken: so many, and one for
 /// so many others.
 const SLACK: usize = 16;
@@ -116,7 +116,7 @@ impl Deduper {
     }
 }
 
-/// So many slots beside each other.
+/// [`GROUP`] slots beside each other.
 #[derive(Debug, Clone, Copy, Default)]
 struct Group {
     /// A bit for each that is taken.
@@ -276,7 +276,7 @@ impl NullaryFnOnce for Emptying<'_> {
             }
         }
         ids.truncate(next);
-        // All groups are in the nearest cache, unlike the slots.
+        // A batch's groups fit the nearest cache, or almost; its slots do not.
         let place = |slot: u32| {
             let Group { taken, before } = groups[slot as usize / GROUP];
             before + (taken & !(u64::MAX << (slot as usize % GROUP))).count_ones()
@@ -323,17 +323,32 @@ mod tests {
         assert_eq!(deduped(&mut deduper, &ids), first, "the word has changed, and nothing else");
     }
 
-    /// Goal: ids that all belong to one place are slow, and no more.
+    /// Goal: the word comes when others are in already, and those are taken out again.
+    #[test]
+    fn the_word_of_a_vacant_slot_may_come_late() {
+        let mut ids: Vec<u64> = (0..200).collect();
+        ids[150] = VACANT;
+        let mut another = Deduper::new(3);
+        deduped(&mut another, &[VACANT]);
+        let found = deduped(&mut Deduper::new(3), &ids);
+        check(&found, &ids, 3);
+        assert_eq!(found, deduped(&mut another, &ids));
+    }
+
+    /// Goal: ids that all belong to one place are slow, and no more; also at the table's end.
     #[test]
     fn ids_that_crowd_find_room() {
-        let ids: Vec<u64> = (0..1 << 22).filter(|id| mix64(*id) >> 52 == 7).collect();
-        assert!(ids.len() > 500);
-        let mut deduper = Deduper::new(8);
-        check(&deduped(&mut deduper, &ids), &ids, 8);
-        let few: Vec<u64> = (0..50).collect();
-        let after = deduped(&mut deduper, &few);
-        check(&after, &few, 8);
-        assert_eq!(after, deduped(&mut Deduper::new(8), &few));
+        for (place, partitions) in [(7, 8), (4095, 8), (4095, 1)] {
+            let once = (0..1 << 22).filter(|id| mix64(*id) >> 52 == place);
+            let ids: Vec<u64> = once.flat_map(|id| [id, id]).collect();
+            assert!(ids.len() > 1000);
+            let mut deduper = Deduper::new(partitions);
+            check(&deduped(&mut deduper, &ids), &ids, partitions);
+            let few: Vec<u64> = (0..50).collect();
+            let after = deduped(&mut deduper, &few);
+            check(&after, &few, partitions);
+            assert_eq!(after, deduped(&mut Deduper::new(partitions), &few));
+        }
     }
 
     #[test]

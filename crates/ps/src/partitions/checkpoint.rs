@@ -15,18 +15,19 @@ use crate::checkpoint::{self, Cut, Order};
 use crate::error::{Error, Result};
 use crate::pace::{self, Pace, Trained, of_the_clock, of_this_thread};
 
-/// Files written at a time while nobody trains: while one of them is synced, another one is made. Else there is one.
+/// Files written at a time while nobody trains: while one of them is synced, another one is made. Else no second one is
+/// begun.
 const WRITERS: usize = 2;
 /// While somebody trains, a writer rests so many times as long as it works on a file. It does not rest long: the longer
 /// a partition is being written, the more of its rows change meanwhile, and have to be put aside first.
 const REST: u32 = 1;
 /// Work that is rested from at once, at most: rows that were put aside come many at a time.
 const WORK_MAX: Duration = Duration::from_millis(500);
-/// Between two files it rests so many times as long as the last one took. Nothing has to be put aside then.
+/// Between two files it rests so many times as long as it has worked on the last one. Nothing is put aside then.
 const REST_BETWEEN: u32 = 10;
 
 impl Partitions {
-    /// Writes every partition into `dir`, a few at a time. Each is cut at one moment of its own and then taken away
+    /// Writes every partition into `dir`, one or two at a time. Each is cut at one moment of its own and then taken away
     /// piece by piece, so that its lock is held for about a millisecond at a time.
     pub fn write_checkpoint(&self, dir: &Path, order: Order) -> Result<Vec<Written>> {
         // What was handed over is another server's to write.
@@ -35,14 +36,16 @@ impl Partitions {
             all.filter(|(_, handed)| *handed != Some(true)).map(|(id, _)| id).collect();
         let todo = Mutex::new(todo);
         let todo = || todo.lock().unwrap_or_else(PoisonError::into_inner);
-        let (trained, second_from) = (Trained::default(), of_the_clock() + pace::IDLE);
+        let next = || todo().front().copied();
+        let trained = Trained::new(of_the_clock);
         let write = |number: usize| {
             let mut written = Vec::new();
             loop {
-                // By then the first has seen whether somebody trains.
-                let waits = || number > 0 && (of_the_clock() < second_from || trained.lately());
-                while waits() && !todo().is_empty() {
-                    pace::between_looks();
+                while number > 0
+                    && !trained.is_idle()
+                    && let Some(next) = next()
+                {
+                    self.look(next, &trained);
                 }
                 let Some(partition) = todo().pop_front() else { return Ok(written) };
                 let began = of_this_thread();
@@ -55,8 +58,14 @@ impl Partitions {
                     }
                 }
                 let work = of_this_thread().saturating_sub(began);
-                let next = todo().front().copied();
-                next.iter().for_each(|next| self.rest_before(*next, work * REST_BETWEEN, &trained));
+                let until = of_the_clock() + work * REST_BETWEEN;
+                // Where there is nothing left to do, or it went wrong for another writer, there is nothing to wait for.
+                while trained.lately()
+                    && of_the_clock() < until
+                    && let Some(next) = next()
+                {
+                    self.look(next, &trained);
+                }
             }
         };
         let outcomes: Vec<Result<Vec<Written>>> = thread::scope(|scope| {
@@ -76,20 +85,14 @@ impl Partitions {
         Ok(written)
     }
 
-    /// Rests for so long before it goes on with a partition, unless nobody trains any more.
-    fn rest_before(&self, next: PartitionId, time: Duration, trained: &Trained) {
-        let until = of_the_clock() + time;
-        let mut seen = None;
-        while trained.lately() && of_the_clock() < until {
-            pace::between_looks();
-            let pushes = self.with(next, |p| self.pushes_seen(p));
-            if seen.replace(pushes).is_some_and(|before| before != pushes) {
-                trained.again();
-            }
-        }
+    /// Looks whether somebody trains.
+    fn look(&self, partition: PartitionId, trained: &Trained) {
+        pace::between_looks();
+        // One that is not here any more is met by whoever writes it.
+        let _ = self.with(partition, |p| trained.saw(partition, self.pushes_seen(p)));
     }
 
-    /// A number that changes with every push that this partition or any other has, as it is now.
+    /// A number that changes with every push of this partition, and every request of another one's.
     fn pushes_seen(&self, partition: &crate::Partition) -> u64 {
         partition.version().wrapping_add(self.pushes.load(Ordering::Relaxed))
     }
@@ -112,18 +115,22 @@ impl Partitions {
                 checkpoint::write(cut, dir, |work| {
                     pace.rest();
                     let take = |p: &mut crate::Partition| {
-                        if pace.saw(self.pushes_seen(p)) {
-                            trained.again();
-                        }
+                        let pushes = self.pushes_seen(p);
+                        pace.saw(pushes);
+                        trained.saw(partition, pushes);
                         work(p);
                     };
                     self.with(partition, take).ok_or(Error::CutLost { partition })
                 })
             }
         };
-        let over = |p: &mut crate::Partition| match &written {
-            Ok(_) => p.end_cut(order.checkpoint),
-            Err(_) => p.abandon_cut(order.checkpoint),
+        let over = |p: &mut crate::Partition| {
+            // The disk may have taken its time.
+            trained.saw(partition, self.pushes_seen(p));
+            match &written {
+                Ok(_) => p.end_cut(order.checkpoint),
+                Err(_) => p.abandon_cut(order.checkpoint),
+            }
         };
         // One that is not here any more has no use for it.
         let _ = self.with(partition, over);
