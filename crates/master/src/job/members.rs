@@ -105,9 +105,11 @@ impl Job {
         ready: ReadyRequest,
         effects: &mut Vec<Effect>,
     ) {
-        // One that joined the master before this one has not told us where it serves.
+        // One that joined the master before this one has not told us where it serves. One that is to join again lacks
+        // something: the next master would take it for one that serves all that is its.
         let address = self.known.get(&(caller.role, caller.id)).map(|known| known.address.clone());
-        let ours = self.fleet.knows(caller.role(), caller.id, caller.pid);
+        let ours =
+            self.fleet.knows(caller.role(), caller.id, caller.pid) && !self.rejoin.contains(&caller.id);
         let Some(address) = address.filter(|_| ours) else { return effects.push(refused(ticket)) };
         effects.push(Effect::Answer(ticket, Answer::Noted));
         if !ready.error.is_empty() {

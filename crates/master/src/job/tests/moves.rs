@@ -7,8 +7,13 @@ use serde_json::json;
 use super::*;
 
 impl World {
-    /// A server says that it serves these.
+    /// A server says that it serves these, and is believed.
     pub(super) fn ready(&mut self, server: u32, partitions: &[(u32, u64)]) {
+        assert_eq!(self.tell_ready(server, partitions), Some(Answer::Noted));
+    }
+
+    /// A server says that it serves these.
+    fn tell_ready(&mut self, server: u32, partitions: &[(u32, u64)]) -> Option<Answer> {
         let assignment = |(partition, incarnation): &(u32, u64)| Assignment {
             partition: *partition,
             incarnation: *incarnation,
@@ -17,7 +22,7 @@ impl World {
         let partitions = partitions.iter().map(assignment).collect();
         let ready = ReadyRequest { partitions, ..ReadyRequest::default() };
         let caller = self.caller(Role::Server, server);
-        assert_eq!(self.ask(|t| Event::Ready(t, caller, ready)), Some(Answer::Noted));
+        self.ask(|t| Event::Ready(t, caller, ready))
     }
 
     /// The order to move partitions that a server's beat is answered with.
@@ -176,7 +181,7 @@ fn partitions_whose_old_server_dies_before_they_are_handed_over_go_back_to_the_c
     world.kill(Role::Server, 0);
     assert_eq!(world.incarnations(), [3, 1, 2, 1]);
     // It may have got them all the same; nobody believes it.
-    world.ready(2, &[(0, 2)]);
+    assert!(matches!(world.tell_ready(2, &[(0, 2)]), Some(Answer::Refused(_))));
     assert_eq!(world.topology()[0], at("", 3));
     assert_eq!(world.copied(2, command, "no answer"), copied_reply::What::Forget(true));
     let caller = world.caller(Role::Server, 2);
@@ -214,6 +219,22 @@ fn a_master_that_dies_while_partitions_are_handed_over_leaves_no_doubt() {
         let beat = world.ask(|t| Event::Beat(t, caller, Value::Null));
         assert!(matches!(beat, Some(Answer::Refused(_))), "ps-{server} may have it still: {beat:?}");
     }
+}
+
+/// Goal: a server that says what it served before it was to join again is not taken for one that serves its next life,
+/// least of all by the next master, who has nothing but the ledger.
+#[test]
+fn old_news_of_a_server_that_is_to_join_again_are_refused_and_not_written_down() {
+    let (world, _) = World::handing(&[]);
+    let mut world = world.master_dies();
+    assert_eq!((world.incarnations()[0], world.job.places[0].server), (3, 2));
+    let answer = world.tell_ready(2, &[(0, 2)]);
+    assert!(matches!(answer, Some(Answer::Refused(_))), "{answer:?}");
+    let mut world = world.master_dies();
+    assert_eq!(world.topology()[0], at("", 3), "nobody has opened this life");
+    let caller = world.caller(Role::Server, 2);
+    let beat = world.ask(|t| Event::Beat(t, caller, Value::Null));
+    assert!(matches!(beat, Some(Answer::Refused(_))), "it is to join: {beat:?}");
 }
 
 #[test]
