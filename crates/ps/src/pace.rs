@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use elasticdl_spec::PartitionId;
 
 /// Nobody trains if nobody has for so long.
-pub(crate) const IDLE: Duration = Duration::from_millis(200);
+const IDLE: Duration = Duration::from_millis(200);
 /// How often somebody who rests looks whether that is so.
 const LOOK: Duration = Duration::from_millis(10);
 

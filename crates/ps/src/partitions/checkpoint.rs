@@ -92,7 +92,7 @@ impl Partitions {
         let _ = self.with(partition, |p| trained.saw(partition, self.pushes_seen(p)));
     }
 
-    /// A number that changes with every push of this partition, and every request of another one's.
+    /// A number that changes with every push to this partition, and every request that pushes to another one.
     fn pushes_seen(&self, partition: &crate::Partition) -> u64 {
         partition.version().wrapping_add(self.pushes.load(Ordering::Relaxed))
     }
