@@ -43,6 +43,9 @@ const BLOCK: usize = 1024;
 /// So many entries and rows are asked for before they are used: enough to keep the memory busy, few enough to be in
 /// the cache still.
 const AHEAD: usize = 64;
+/// So many entries are asked for at once. A processor has as many requests under way as it meets among its next few
+/// hundred instructions, so that those stand close together; more than these would have to wait.
+const GROUP: usize = 16;
 
 /// The rows of a table.
 ///
@@ -78,7 +81,7 @@ impl Table {
             row_seed: shape.row_seed(seed),
             width,
             l2: 0.0,
-            index: Index::new(),
+            index: Index::new(1),
             rows: Slabs::new(width + slots_born.len()),
             bound: None,
             unsent: None,
@@ -93,7 +96,7 @@ impl Table {
     pub fn with(mut self, spec: TableSpec, partitions: u32) -> Self {
         self.l2 = spec.l2;
         self.bound = Bound::new(&spec, self.rows.stride(), partitions);
-        self.index = Table::empty_index(self.bound.as_ref());
+        self.index = Table::empty_index(self.bound.as_ref(), partitions);
         self
     }
 
@@ -155,10 +158,10 @@ impl Table {
     /// Copies the weights of `ids` to `out`; unknown rows come as `unknown` has them.
     fn read_or(&self, ids: &[u64], out: &mut [f32], unknown: impl Fn(u64, &mut [f32])) {
         for (ids, out) in ids.chunks(AHEAD).zip(out.chunks_mut(AHEAD * self.width)) {
-            ids.iter().for_each(|id| prefetch::item(self.index.bucket(index::hash(*id))));
+            ids.iter().for_each(|id| self.index.ask_for(*id));
             let mut numbers = [None; AHEAD];
             for (id, number) in ids.iter().zip(&mut numbers) {
-                *number = self.index.find(index::hash(*id), *id);
+                *number = self.index.find(*id);
                 number.iter().for_each(|number| self.rows.ask_for(*number, self.width));
             }
             for ((id, number), out) in ids.iter().zip(&numbers).zip(out.chunks_exact_mut(self.width)) {
@@ -190,7 +193,7 @@ impl Table {
     pub(crate) fn make_room(&mut self, rows: usize) {
         assert!(self.is_empty(), "only an empty table is made ready");
         if !self.is_numbered() {
-            self.index = Index::with_room(rows);
+            self.index = self.index.emptied(rows);
         }
     }
 
@@ -199,7 +202,7 @@ impl Table {
         let fresh = self.rows.len();
         let number = match self.is_numbered() {
             true => self.place_next(id),
-            false => self.index.find_or_insert(index::hash(id), id, fresh),
+            false => self.index.find_or_insert(id, fresh),
         };
         if number == self.rows.len() {
             self.rows.append();
@@ -293,28 +296,28 @@ impl Table {
         // All at once, for vectors do some at a time.
         let mut hashes = [0; BLOCK];
         for (hash, id) in hashes.iter_mut().zip(ids) {
-            *hash = index::hash(*id);
+            *hash = index.hash(*id);
         }
         let hashes = &hashes[..ids.len()];
         let mut buckets = [&index::NONE; AHEAD];
         let mut unknown = Places([0; BLOCK / 64]);
-        for (hash, bucket) in hashes.iter().zip(&mut buckets) {
-            *bucket = index.bucket(*hash);
-            prefetch::item(*bucket);
+        for (hashes, buckets) in hashes.chunks(GROUP).zip(buckets.chunks_mut(GROUP)) {
+            ask_for(index, hashes, buckets);
         }
-        for (place, (id, number)) in ids.iter().zip(numbers).enumerate() {
-            let bucket = &mut buckets[place % AHEAD];
-            match index::glance(bucket, *id) {
-                Some(found) => *number = found,
-                None => {
-                    unknown.set(place);
-                    index.ask_for_next(hashes[place]);
+        let groups = ids.chunks(GROUP).zip(numbers.chunks_mut(GROUP));
+        for ((ids, numbers), from) in groups.zip((0..).step_by(GROUP)) {
+            let buckets = &mut buckets[from % AHEAD..][..GROUP];
+            for (((id, number), bucket), place) in ids.iter().zip(numbers).zip(&*buckets).zip(from..) {
+                match index::glance(bucket, *id) {
+                    Some(found) => *number = found,
+                    None => {
+                        unknown.set(place);
+                        index.ask_for_next(hashes[place]);
+                    }
                 }
             }
-            if let Some(ahead) = hashes.get(place + AHEAD) {
-                *bucket = index.bucket(*ahead);
-                prefetch::item(*bucket);
-            }
+            let ahead = hashes.get(from + AHEAD..).unwrap_or_default();
+            ask_for(index, ahead, buckets);
         }
         unknown
     }
@@ -323,7 +326,7 @@ impl Table {
     #[cold]
     fn find_or_append(&mut self, id: u64) -> u32 {
         let fresh = self.rows.len();
-        let number = self.index.find_or_insert(index::hash(id), id, fresh);
+        let number = self.index.find_or_insert(id, fresh);
         if number == fresh {
             self.rows.append();
             if let Some(unsent) = &mut self.unsent {
@@ -339,6 +342,15 @@ impl Table {
         self.shape.init_row_from(self.row_seed, id, weights);
         copy(&self.slots_born, slots);
     }
+}
+
+/// Asks for the buckets where the first of these hashes are looked for first, as many as there is room for.
+#[inline(always)]
+fn ask_for<'a>(index: &'a Index, hashes: &[u64], buckets: &mut [&'a index::Bucket]) {
+    for (hash, bucket) in hashes.iter().zip(&mut *buckets) {
+        *bucket = index.bucket(*hash);
+    }
+    buckets.iter().for_each(|bucket| prefetch::item(*bucket));
 }
 
 /// Some places of a block.

@@ -8,7 +8,7 @@ use crate::mix::{hash_text, mix64};
 
 /// The partition that holds the row with this id.
 ///
-/// Uses the high bits of the mixed id, so that a table inside the partition may use the low ones.
+/// Ids whose hashes are neighbours are in one partition. A table inside it goes by the rest of the hash.
 #[inline]
 pub fn partition_of_row(id: u64, partitions: u32) -> PartitionId {
     PartitionId(((u128::from(mix64(id)) * u128::from(partitions)) >> 64) as u32)

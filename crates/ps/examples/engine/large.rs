@@ -3,7 +3,7 @@
 use elasticdl_spec::OptimizerSpec;
 use serde_json::{Value, json};
 
-use crate::clock::{peak_bytes, rate};
+use crate::clock::{peak_bytes, steady_rate};
 use crate::gather::Dense;
 use crate::table::{BATCH, BATCHES, Dealt, PARTITIONS, Trained, batches, deal, ids, median};
 
@@ -30,11 +30,13 @@ pub fn run(pairs: usize, rows: usize) -> Value {
     let mut ratios: Vec<[f64; 4]> = Vec::new();
     for _ in 0..pairs {
         let mut pull = |trained: &mut Trained, ids: &[Dealt]| {
-            rate(BATCH * BATCHES, || ids.iter().for_each(|ids| trained.pull(ids, &mut floats)))
+            steady_rate(BATCH * BATCHES, || ids.iter().for_each(|ids| trained.pull(ids, &mut floats)))
         };
         let (of_many, of_few) = (pull(&mut many, &many_ids), pull(&mut few, &few_ids));
         let mut gather = |dense: &Dense, numbers: &[Vec<u64>]| {
-            rate(BATCH * BATCHES, || numbers.iter().for_each(|rows| dense.gather(rows, DIM, &mut floats)))
+            steady_rate(BATCH * BATCHES, || {
+                numbers.iter().for_each(|rows| dense.gather(rows, DIM, &mut floats))
+            })
         };
         ratios.push([of_many, gather(&many_dense, &many_numbers), of_few, gather(&few_dense, &few_numbers)]);
     }

@@ -4,7 +4,7 @@ use elasticdl_ps::{Optimizer, Table};
 use elasticdl_spec::mix::{Rng, mix64};
 use elasticdl_spec::placement::partition_of_row;
 use elasticdl_spec::shape::RowPart;
-use elasticdl_spec::{Initializer, OptimizerSpec, TableShape};
+use elasticdl_spec::{Initializer, OptimizerSpec, TableShape, TableSpec};
 
 /// Ids in one call, about as many as a batch of 4,096 records with 26 fields has after deduplication.
 pub const BATCH: usize = 40_000;
@@ -26,16 +26,13 @@ pub type Dealt = Vec<Vec<u64>>;
 impl Trained {
     pub fn new(dim: usize, spec: OptimizerSpec) -> Trained {
         let optimizer = Optimizer::new(spec);
-        let part = |_| Table::new(shape(dim), 7, &optimizer);
+        let part = |_| Table::new(shape(dim), 7, &optimizer).with(TableSpec::default(), PARTITIONS);
         Trained { parts: (0..PARTITIONS).map(part).collect(), optimizer }
     }
 
     /// Bears these rows.
     pub fn bear(&mut self, rows: usize, floats: &mut [f32]) {
-        for from in (0..rows).step_by(BATCH) {
-            let ids: Vec<u64> = (from..rows.min(from + BATCH)).map(|row| id(row as u64)).collect();
-            self.pull(&deal(&ids), floats);
-        }
+        births(rows).for_each(|ids| self.pull(&ids, floats));
     }
 
     /// Copies rows to the front of `floats`.
@@ -63,11 +60,35 @@ impl Trained {
     }
 }
 
-/// Ids by partition, in their order, as a worker deals them.
+/// Ids by partition, in the order of their hashes, as a worker deals them: by the first bits of those, at least.
 pub fn deal(ids: &[u64]) -> Dealt {
-    let mut parts = vec![Vec::new(); PARTITIONS as usize];
+    const BITS: u32 = 12;
+    let group = |id: &u64| (mix64(*id) >> (u64::BITS - BITS)) as usize;
+    let mut ends = [0; (1 << BITS) + 1];
+    ids.iter().for_each(|id| ends[group(id) + 1] += 1);
+    (1..ends.len()).for_each(|i| ends[i] += ends[i - 1]);
+    let mut ordered = vec![0; ids.len()];
+    for id in ids {
+        let place = &mut ends[group(id)];
+        ordered[*place] = *id;
+        *place += 1;
+    }
+    deal_in_no_order(&ordered)
+}
+
+/// Ids by partition, as they come.
+pub fn deal_in_no_order(ids: &[u64]) -> Dealt {
+    let mut parts = vec![Vec::with_capacity(2 * ids.len() / PARTITIONS as usize); PARTITIONS as usize];
     ids.iter().for_each(|id| parts[partition_of_row(*id, PARTITIONS).0 as usize].push(*id));
     parts
+}
+
+/// The ids of so many rows, in calls.
+pub fn births(rows: usize) -> impl Iterator<Item = Dealt> {
+    (0..rows).step_by(BATCH).map(move |from| {
+        let ids: Vec<u64> = (from..rows.min(from + BATCH)).map(|row| id(row as u64)).collect();
+        deal(&ids)
+    })
 }
 
 /// The shape of a table with rows of this dim.

@@ -108,7 +108,9 @@ impl Reader {
                 let is_oldest = age + 1 == chain.len();
                 if age == 0 {
                     // A chain of one file has nothing that is newer.
-                    let room = |rows: &u64| Ids::with_room(if is_oldest { 0 } else { *rows as usize });
+                    let partitions = file.head.partitions;
+                    let room =
+                        |rows: &u64| Ids::with_room(if is_oldest { 0 } else { *rows as usize }, partitions);
                     newer = file.head.rows.iter().map(room).collect();
                 }
                 while let Some(batch) = file.next_batch()? {

@@ -11,11 +11,11 @@ use pulp::NullaryFnOnce;
 use serde::{Deserialize, Serialize};
 
 use super::clock::Clock;
-use super::index::{self, Index};
+use super::index::Index;
 use super::sketch::Sketch;
 use super::words::Words;
 use super::work::Work;
-use super::{AHEAD, Table, prefetch};
+use super::{AHEAD, Table};
 use crate::optimizer::{Optimizer, Rule};
 
 /// A bound leaves room for so many rows in each partition at least: with fewer, rows would go before they are trained a
@@ -146,9 +146,9 @@ impl Bound {
 
 impl Table {
     /// An index that fits the table's bound.
-    pub(super) fn empty_index(bound: Option<&Bound>) -> Index {
+    pub(super) fn empty_index(bound: Option<&Bound>, partitions: u32) -> Index {
         let clock = bound.and_then(|bound| bound.clock.as_ref());
-        clock.map_or_else(Index::new, |clock| Index::bounded(clock.rows_max()))
+        clock.map_or_else(|| Index::new(partitions), |clock| Index::bounded(partitions, clock.rows_max()))
     }
 
     /// Bytes that it may take in this partition, if they are bounded.
@@ -218,25 +218,25 @@ impl Table {
             self.rows.append();
         }
         let before = clock.ids()[number as usize];
-        if self.index.find(index::hash(before), before) == Some(number) {
+        if self.index.find(before) == Some(number) {
             if before == id {
                 return;
             }
-            self.index.remove(index::hash(before), before);
+            self.index.remove(before);
             bound.placed -= 1;
         }
         // Its old number waits for another id, which is on its way.
-        if self.index.remove(index::hash(id), id).is_some() {
+        if self.index.remove(id).is_some() {
             bound.placed -= 1;
         }
-        assert_eq!(self.index.find_or_insert(index::hash(id), id, number), number, "it was taken out");
+        assert_eq!(self.index.find_or_insert(id, number), number, "it was taken out");
         bound.placed += 1;
         clock.set(number, id);
     }
 
     /// The number of an id's row in files that have none; unknown ids get the next one.
     pub(super) fn place_next(&mut self, id: u64) -> u32 {
-        let known = self.index.find(index::hash(id), id);
+        let known = self.index.find(id);
         known.unwrap_or_else(|| {
             let number = self.rows.len();
             self.place(number, id);
@@ -254,7 +254,7 @@ impl Table {
                 let gone = clock.ids()[number as usize];
                 clock.set(number, id);
                 self.changes.before(&[gone], &[number], &self.rows, self.width);
-                self.index.remove(index::hash(gone), gone);
+                self.index.remove(gone);
                 self.bound.iter_mut().for_each(|bound| bound.counts.evicted += 1);
                 number
             }
@@ -267,7 +267,7 @@ impl Table {
             }
             None => self.rows.append(),
         };
-        assert_eq!(self.index.find_or_insert(index::hash(id), id, number), number, "it was not there");
+        assert_eq!(self.index.find_or_insert(id, number), number, "it was not there");
         self.bear(id, number);
         number
     }
@@ -289,9 +289,9 @@ impl<W: Work> NullaryFnOnce for BoundedPush<'_, W> {
         let BoundedPush { table, ids, floats, mut work } = self;
         let mut run = Run { places: [0; AHEAD], ids: [0; AHEAD], numbers: [0; AHEAD], len: 0 };
         for (ids, from) in ids.chunks(AHEAD).zip((0..).step_by(AHEAD)) {
-            ids.iter().for_each(|id| prefetch::item(table.index.bucket(index::hash(*id))));
+            ids.iter().for_each(|id| table.index.ask_for(*id));
             for (place, id) in (from..).zip(ids) {
-                let number = match table.index.find(index::hash(*id), *id) {
+                let number = match table.index.find(*id) {
                     Some(number) => number,
                     None => {
                         let bound = table.bound.as_mut().expect("the table has a bound");

@@ -1,7 +1,7 @@
 //! A table while another server copies it, and one that is the copy.
 
 use super::work::{Replacing, copy};
-use super::{AHEAD, Table, Unsent, index, prefetch};
+use super::{AHEAD, Table, Unsent};
 
 impl Table {
     /// Another server begins to copy the table: it has nothing yet.
@@ -37,9 +37,9 @@ impl Table {
         rows.reserve(ids.len() * (self.width + self.slots_born.len()));
         let mut numbers = [0; AHEAD];
         for ids in ids.chunks(AHEAD) {
-            ids.iter().for_each(|id| prefetch::item(self.index.bucket(index::hash(*id))));
+            ids.iter().for_each(|id| self.index.ask_for(*id));
             for (id, number) in ids.iter().zip(&mut numbers) {
-                *number = self.index.find(index::hash(*id), *id).expect("a row that waits is born");
+                *number = self.index.find(*id).expect("a row that waits is born");
                 self.rows.ask_for(*number, self.width);
             }
             for number in &numbers[..ids.len()] {

@@ -1,8 +1,8 @@
 //! A set of ids.
 
-use super::index::{self, Index};
+use super::index::Index;
 
-/// Ids that were met.
+/// Ids of one partition that were met.
 #[derive(Debug)]
 pub(crate) struct Ids {
     index: Index,
@@ -10,19 +10,19 @@ pub(crate) struct Ids {
 }
 
 impl Ids {
-    /// None yet; about so many will come.
-    pub(crate) fn with_room(ids: usize) -> Self {
-        Ids { index: Index::with_room(ids), count: 0 }
+    /// None yet; about so many will come, of a job with so many partitions.
+    pub(crate) fn with_room(ids: usize, partitions: u32) -> Self {
+        Ids { index: Index::new(partitions).emptied(ids), count: 0 }
     }
 
     /// Whether an id was met.
     pub(crate) fn contains(&self, id: u64) -> bool {
-        self.index.find(index::hash(id), id).is_some()
+        self.index.find(id).is_some()
     }
 
     /// Takes an id in; it may be there.
     pub(crate) fn insert(&mut self, id: u64) {
-        let number = self.index.find_or_insert(index::hash(id), id, self.count);
+        let number = self.index.find_or_insert(id, self.count);
         self.count += u32::from(number == self.count);
     }
 }
@@ -33,7 +33,7 @@ mod tests {
 
     #[test]
     fn an_id_is_in_once_it_was_taken_in() {
-        let mut ids = Ids::with_room(100);
+        let mut ids = Ids::with_room(100, 1);
         for id in (0..1000).chain(500..1500) {
             ids.insert(id * 3);
         }

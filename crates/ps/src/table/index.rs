@@ -5,6 +5,10 @@
 //! hashing), which takes a fraction of a millisecond however large the table is. Segments come in three sizes
 //! (`index/arena.rs`), so that an index is never emptier than needed: hashes are even, and all segments of a table
 //! split at about the same time.
+//!
+//! Ids lie in the order of their hashes, segment by segment and bucket by bucket. Workers ask for a batch's ids in that
+//! order, so that neighbours in a request are neighbours here, and the processor finds the pages of one close to those
+//! of the one before.
 
 mod arena;
 mod bucket;
@@ -16,8 +20,8 @@ use self::bucket::PLACES;
 pub(super) use self::bucket::{Bucket, NONE, entries, glance};
 use super::prefetch;
 
-/// So many low bits of a hash say which bucket of its segment, those above them which segment.
-const BUCKET_BITS: u32 = 24;
+/// So many bits of a hash, behind those that say which segment, say which bucket of it.
+const BUCKET_BITS: u32 = 32;
 /// A segment takes so many parts of a hundred of its places. The fuller it is, the more lookups touch a second line.
 const FILL_PERCENT: usize = 75;
 
@@ -35,13 +39,26 @@ const DEVIATIONS_BOUNDED: f64 = 8.0;
 /// Row numbers by id.
 #[derive(Debug)]
 pub(super) struct Index {
-    /// Which segment holds the ids whose hash has these bits above [`BUCKET_BITS`], and where its buckets are.
+    spread: Spread,
+    /// Which segment holds the ids whose hash begins with these bits, and where its buckets are.
     directory: Vec<Lead>,
     segments: Vec<Segment>,
     /// Where the buckets are.
     memory: Arena,
     /// What it becomes at once when a single segment is not enough; `None`: it splits on and on.
     planned: Option<Layout>,
+}
+
+/// How ids are spread, in a job with so many partitions: by what is left of their hash when it has picked the partition
+/// (`spec::placement`).
+#[derive(Debug, Clone, Copy)]
+struct Spread(u64);
+
+impl Spread {
+    #[inline(always)]
+    fn hash(self, id: u64) -> u64 {
+        mix64(id).wrapping_mul(self.0)
+    }
 }
 
 /// Segments of one size.
@@ -55,9 +72,14 @@ struct Layout {
 struct Lead {
     slot: Slot,
     segment: u32,
+    skip: Skip,
 }
 
-/// Ids whose hashes agree in `depth` bits above [`BUCKET_BITS`].
+/// So many bits of a hash say nothing of the bucket.
+#[derive(Debug, Clone, Copy)]
+struct Skip(u8);
+
+/// Ids whose hashes agree in their first `depth` bits.
 ///
 /// Invariant: some places are empty, so probing ends.
 #[derive(Debug)]
@@ -79,23 +101,23 @@ pub(super) struct Place {
     layout: Option<(Size, u32)>,
 }
 
-/// The hash by which ids are spread. Its high bits pick the partition (`spec::placement`), its low ones
-/// the bucket.
-#[inline(always)]
-pub(super) fn hash(id: u64) -> u64 {
-    mix64(id)
-}
-
 impl Index {
-    pub(super) fn new() -> Self {
-        Index::of(Layout { depth: 0, size: Size::FIRST })
+    /// For a table of a job with so many partitions.
+    pub(super) fn new(partitions: u32) -> Self {
+        Index::of(Spread(partitions.into()), Layout { depth: 0, size: Size::FIRST })
+    }
+
+    /// The hash that says where an id is.
+    #[inline(always)]
+    pub(super) fn hash(&self, id: u64) -> u64 {
+        self.spread.hash(id)
     }
 
     /// An empty index that will never hold more than so many ids, and then takes [`Index::bytes_bounded`] at most,
     /// however often ids come and go.
-    pub(super) fn bounded(ids: usize) -> Self {
+    pub(super) fn bounded(partitions: u32, ids: usize) -> Self {
         let planned = Layout::of(ids, DEVIATIONS_BOUNDED);
-        Index { planned: (planned.depth > 0).then_some(planned), ..Index::new() }
+        Index { planned: (planned.depth > 0).then_some(planned), ..Index::new(partitions) }
     }
 
     /// The bytes of a bounded index for so many ids.
@@ -105,45 +127,57 @@ impl Index {
         arena::bytes(size, segments, shared(depth)) + segments * size_of::<Lead>() as u64
     }
 
-    /// An empty index with room for so many ids.
+    /// An empty index with room for so many ids of the same table.
     ///
     /// Ids that come in the order of another index would else crowd at one end of a segment that is still small, and
     /// each would be looked for in all full buckets before its own.
-    pub(super) fn with_room(ids: usize) -> Self {
-        Index::of(Layout::of(ids, DEVIATIONS))
+    pub(super) fn emptied(&self, room: usize) -> Self {
+        Index::of(self.spread, Layout::of(room, DEVIATIONS))
     }
 
-    fn of(Layout { depth, size }: Layout) -> Self {
+    fn of(spread: Spread, Layout { depth, size }: Layout) -> Self {
         let mut memory = Arena::default();
         let segments: Vec<Segment> =
             (0..1u32 << depth).map(|_| Segment::new(&mut memory, size, depth)).collect();
-        let lead = |(segment, number): (&Segment, u32)| Lead { slot: segment.slot, segment: number };
-        let directory = segments.iter().zip(0..).map(lead).collect();
-        Index { directory, segments, memory, planned: None }
+        let directory = segments.iter().zip(0..).map(|(segment, number)| segment.lead(number)).collect();
+        Index { spread, directory, segments, memory, planned: None }
     }
 
     /// The bucket where ids of this hash are looked for first.
     #[inline(always)]
     pub(super) fn bucket(&self, hash: u64) -> &Bucket {
-        let slot = self.lead(hash).slot;
-        self.memory.bucket(slot, home(hash, slot.buckets as usize))
+        let Lead { slot, skip, .. } = self.lead(hash);
+        self.memory.bucket(slot, home(hash, skip, slot.buckets.into()))
     }
 
     /// Asks for the bucket where ids of this hash are looked for next.
     pub(super) fn ask_for_next(&self, hash: u64) {
-        let buckets = self.memory.buckets(self.lead(hash).slot);
-        prefetch::item(&buckets[bucket::next(buckets, home(hash, buckets.len()))]);
+        let Lead { slot, skip, .. } = self.lead(hash);
+        let buckets = self.memory.buckets(slot);
+        prefetch::item(&buckets[bucket::next(buckets, home(hash, skip, buckets.len()))]);
     }
 
-    /// The row of `id`, whose hash is `hash`.
-    pub(super) fn find(&self, hash: u64, id: u64) -> Option<u32> {
-        let buckets = self.memory.buckets(self.lead(hash).slot);
-        bucket::find(buckets, home(hash, buckets.len()), id)
+    /// Asks for the bucket where an id is looked for first.
+    #[inline(always)]
+    pub(super) fn ask_for(&self, id: u64) {
+        prefetch::item(self.bucket(self.hash(id)));
+    }
+
+    /// The row of `id`.
+    pub(super) fn find(&self, id: u64) -> Option<u32> {
+        self.find_by(self.hash(id), id)
+    }
+
+    fn find_by(&self, hash: u64, id: u64) -> Option<u32> {
+        let Lead { slot, skip, .. } = self.lead(hash);
+        let buckets = self.memory.buckets(slot);
+        bucket::find(buckets, home(hash, skip, buckets.len()), id)
     }
 
     /// The row of `id`; where there is none, `fresh` becomes it.
-    pub(super) fn find_or_insert(&mut self, hash: u64, id: u64, fresh: u32) -> u32 {
-        match self.find(hash, id) {
+    pub(super) fn find_or_insert(&mut self, id: u64, fresh: u32) -> u32 {
+        let hash = self.hash(id);
+        match self.find_by(hash, id) {
             Some(row) => row,
             None => {
                 self.insert(hash, id, fresh);
@@ -153,10 +187,11 @@ impl Index {
     }
 
     /// Takes an id out and tells its row; `None`: it is not there. Nothing else moves.
-    pub(super) fn remove(&mut self, hash: u64, id: u64) -> Option<u32> {
-        let Lead { slot, segment } = self.lead(hash);
+    pub(super) fn remove(&mut self, id: u64) -> Option<u32> {
+        let hash = self.hash(id);
+        let Lead { slot, segment, skip } = self.lead(hash);
         let buckets = self.memory.buckets_mut(slot);
-        let row = bucket::remove(buckets, home(hash, buckets.len()), id)?;
+        let row = bucket::remove(buckets, home(hash, skip, buckets.len()), id)?;
         self.segments[segment as usize].room += 1;
         Some(row)
     }
@@ -199,7 +234,7 @@ impl Index {
 
     #[inline(always)]
     fn lead(&self, hash: u64) -> Lead {
-        self.directory[(hash >> BUCKET_BITS) as usize & (self.directory.len() - 1)]
+        self.directory[first_bits(hash, self.directory.len().ilog2())]
     }
 
     /// Takes in an id that is not there yet.
@@ -220,8 +255,8 @@ impl Index {
 
     /// Takes all ids over into other segments.
     fn become_of(&mut self, layout: Layout) {
-        let before = std::mem::replace(self, Index::of(layout));
-        before.for_each(|id, row| self.insert(self::hash(id), id, row));
+        let before = std::mem::replace(self, Index::of(self.spread, layout));
+        before.for_each(|id, row| self.insert(before.hash(id), id, row));
     }
 
     /// Gives the full segment that `hash` leads to more room.
@@ -229,7 +264,8 @@ impl Index {
         let number = self.lead(hash).segment;
         let Segment { slot, depth, .. } = self.segments[number as usize];
         let mut grown = Segment::new(&mut self.memory, size, depth);
-        self.memory.empty(slot, |memory, id, row| grown.fill(memory, self::hash(id), id, row));
+        let spread = self.spread;
+        self.memory.empty(slot, |memory, id, row| grown.fill(memory, spread.hash(id), id, row));
         self.put(number, grown, hash);
     }
 
@@ -237,14 +273,15 @@ impl Index {
     fn split(&mut self, hash: u64) {
         let number = self.lead(hash).segment;
         let Segment { slot, depth, .. } = self.segments[number as usize];
-        let bit = 1 << (BUCKET_BITS + depth);
+        let bit = 1 << (u64::BITS - 1 - depth);
         if self.directory.len() == 1 << depth {
-            self.directory.extend_from_within(..);
+            self.directory = self.directory.iter().flat_map(|lead| [*lead; 2]).collect();
         }
         let mut low = Segment::new(&mut self.memory, Size::SPLIT, depth + 1);
         let mut high = Segment::new(&mut self.memory, Size::SPLIT, depth + 1);
+        let spread = self.spread;
         self.memory.empty(slot, |memory, id, row| {
-            let hash = self::hash(id);
+            let hash = spread.hash(id);
             let segment = if hash & bit == 0 { &mut low } else { &mut high };
             segment.fill(memory, hash, id, row);
         });
@@ -255,11 +292,8 @@ impl Index {
 
     /// Has all that leads to a segment lead to where it is now; `hash` is one of its.
     fn put(&mut self, number: u32, segment: Segment, hash: u64) {
-        let step = 1 << segment.depth;
-        let first = (hash >> BUCKET_BITS) as usize & (step - 1);
-        for lead in self.directory[first..].iter_mut().step_by(step) {
-            *lead = Lead { slot: segment.slot, segment: number };
-        }
+        let leads = self.directory.len() >> segment.depth;
+        self.directory[first_bits(hash, segment.depth) * leads..][..leads].fill(segment.lead(number));
         match self.segments.get_mut(number as usize) {
             Some(place) => *place = segment,
             None => self.segments.push(segment),
@@ -293,7 +327,18 @@ impl Segment {
         assert!(self.room > 0, "a segment grows before it is full");
         self.room -= 1;
         let buckets = memory.buckets_mut(self.slot);
-        bucket::fill(buckets, home(hash, buckets.len()), id, row);
+        bucket::fill(buckets, home(hash, self.skip(), buckets.len()), id, row);
+    }
+
+    fn lead(&self, number: u32) -> Lead {
+        Lead { slot: self.slot, segment: number, skip: self.skip() }
+    }
+
+    /// A single segment is small, and gets most of its ids in few requests. In order of their hashes they would crowd at
+    /// its beginning, so that other bits than those of the order count there.
+    fn skip(&self) -> Skip {
+        let bits = if self.depth == 0 { BUCKET_BITS } else { self.depth };
+        Skip(bits as u8)
     }
 }
 
@@ -309,8 +354,15 @@ fn room(size: Size) -> u32 {
 
 /// The bucket at which an id of this hash is looked for first.
 #[inline(always)]
-fn home(hash: u64, buckets: usize) -> usize {
-    (((hash & ((1 << BUCKET_BITS) - 1)) * buckets as u64) >> BUCKET_BITS) as usize
+fn home(hash: u64, Skip(skip): Skip, buckets: usize) -> usize {
+    let bits = (hash << skip) >> (u64::BITS - BUCKET_BITS);
+    ((bits * buckets as u64) >> BUCKET_BITS) as usize
+}
+
+/// The first bits of a hash as a number.
+#[inline(always)]
+fn first_bits(hash: u64, bits: u32) -> usize {
+    (hash.rotate_left(bits) & ((1 << bits) - 1)) as usize
 }
 
 #[cfg(test)]

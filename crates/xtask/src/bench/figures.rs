@@ -154,13 +154,24 @@ pub fn figures(measured: &Measured) -> Result<Vec<Figure>> {
 fn in_memory(told: &Value) -> Result<Vec<Figure>> {
     const UNIT: &str = "M rows/s";
     let rate = |name: &str| number(told, &format!("/million_rows_per_second/{name}"));
-    let against = |title, ours: &str, name, theirs: &str, ratio: &str, least| -> Result<Figure> {
+    let beside = |title, ours: &str, name, theirs: &str, ratio: &str, wanted| -> Result<Figure> {
         let peer = Peer { name, theirs: rate(theirs)?, ratio: number(told, ratio)? };
-        Ok(Figure { title, unit: UNIT, ours: rate(ours)?, peer: Some(peer), wanted: Wanted::Ratio(least) })
+        Ok(Figure { title, unit: UNIT, ours: rate(ours)?, peer: Some(peer), wanted })
+    };
+    let against = |title, ours: &str, name, theirs: &str, ratio: &str, least| {
+        beside(title, ours, name, theirs, ratio, Wanted::Ratio(least))
     };
     let pull = "pull, dim 16, 2 GiB, in one process";
     Ok(vec![
         against(pull, "pull", "prefetched gather", "gather", "/pull_of_gather", 0.5)?,
+        beside(
+            "the same with the ids of a batch in no order",
+            "unordered",
+            "prefetched gather",
+            "gather",
+            "/unordered_of_gather",
+            Wanted::Nothing,
+        )?,
         against(pull, "pull", "hashbrown, boxed rows", "boxed", "/pull_of_boxed", 2.0)?,
         against("push with Adagrad", "adagrad", "pull", "pull", "/adagrad_of_pull", 0.5)?,
         against("push with Adam", "adam", "pull", "pull", "/adam_of_pull", 0.35)?,

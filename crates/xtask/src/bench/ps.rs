@@ -238,9 +238,12 @@ impl Report<'_> {
             "## The parameter server against its peers\n\n\
              Written by `cargo xtask bench ps`. Ours and each peer are measured in turn, {pairs} times\n\
              (checkpoints and moves {rounds} times); a figure is the median, and a ratio the median of the ratios of\n\
-             neighbours. Ids are uniform, a batch has 40,000, and a table lies in 8 partitions. In one process, and\n\
+             neighbours. Ids are uniform, a batch has 40,000, and a table lies in 8 partitions. The ids of a batch come\n\
+             in the order of their hashes, as workers send them, or where it says so in no order. In one process, and\n\
              for deduplication, time is that of one thread on a core; over loopback and for checkpoints it is the\n\
-             clock's, with server and client as two threads.\n\n\
+             clock's, with server and client as two threads. What is pulled, pushed or gathered in one process was so\n\
+             once before the clock starts, and memory for new rows is at hand: the host of a virtual machine takes back\n\
+             what is free for some seconds.\n\n\
              The gather copies rows of a dense array by their number and asks for them ahead. Redis has 64 bytes for\n\
              each id and is asked with pipelined MGETs over one connection. Raw TCP sends the bytes of the rows from\n\
              one thread to another and asks for nothing. numpy finds the unique ids with `return_inverse` and does\n\

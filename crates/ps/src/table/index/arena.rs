@@ -8,7 +8,7 @@ use super::bucket::{self, Bucket, WORDS};
 pub(super) struct Size(u8);
 
 /// Buckets of each size.
-const BUCKETS: [u32; 15] = [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 10_922, 13_107, 16_384];
+const BUCKETS: [u16; 15] = [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 10_922, 13_107, 16_384];
 /// Segments of each of the last sizes that share an allocation: one or two huge pages of 32,768 buckets, almost filled.
 const TOGETHER: [u32; 3] = [3, 5, 2];
 
@@ -19,7 +19,7 @@ impl Size {
     pub const SPLIT: Size = Size((BUCKETS.len() - TOGETHER.len()) as u8);
 
     pub fn buckets(self) -> usize {
-        BUCKETS[usize::from(self.0)] as usize
+        BUCKETS[usize::from(self.0)].into()
     }
 
     /// The next larger; `None`: it is the largest.
@@ -44,8 +44,8 @@ pub(super) enum Shared {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Slot {
     allocation: u32,
-    from: u32,
-    pub buckets: u32,
+    from: u16,
+    pub buckets: u16,
 }
 
 /// The buckets of all segments.
@@ -78,9 +78,9 @@ impl Arena {
         let number = self.rooms.iter().rposition(open).unwrap_or_else(|| self.allocate(size, together));
         let slot = self.rooms[number].vacant.trailing_zeros();
         self.rooms[number].vacant &= !(1 << slot);
-        let buckets = size.buckets() as u32;
+        let buckets = BUCKETS[usize::from(size.0)];
         let allocation = u32::try_from(number).expect("there are fewer segments than rows");
-        Slot { allocation, from: slot * buckets, buckets }
+        Slot { allocation, from: slot as u16 * buckets, buckets }
     }
 
     /// Hands every entry of a segment to `give`, and takes its room back.

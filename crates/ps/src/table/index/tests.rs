@@ -2,24 +2,27 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use elasticdl_spec::placement::partition_of_row;
 use proptest::prelude::*;
 
 use super::*;
 
+const PARTITIONS: u32 = 8;
+
 #[test]
 fn every_id_keeps_its_row_while_segments_grow_and_split() {
-    let mut index = Index::new();
+    let mut index = Index::new(PARTITIONS);
     let ids: Vec<u64> = (0..400_000u64).map(|i| i * 3).chain([u64::MAX]).collect();
     for (row, id) in ids.iter().enumerate() {
-        assert_eq!(index.find(hash(*id), *id), None);
-        assert_eq!(index.find_or_insert(hash(*id), *id, row as u32), row as u32);
+        assert_eq!(index.find(*id), None);
+        assert_eq!(index.find_or_insert(*id, row as u32), row as u32);
     }
     assert!(index.segments.len() > 4, "{} segments", index.segments.len());
     for (row, id) in ids.iter().enumerate() {
-        assert_eq!(index.find(hash(*id), *id), Some(row as u32));
-        assert_eq!(index.find_or_insert(hash(*id), *id, 9), row as u32);
+        assert_eq!(index.find(*id), Some(row as u32));
+        assert_eq!(index.find_or_insert(*id, 9), row as u32);
         let unknown = id ^ 1 << 40;
-        assert_eq!(index.find(hash(unknown), unknown), None, "{id}");
+        assert_eq!(index.find(unknown), None, "{id}");
     }
     let mut seen = vec![u64::MAX - 1; ids.len()];
     index.for_each(|id, row| seen[row as usize] = id);
@@ -30,14 +33,48 @@ fn every_id_keeps_its_row_while_segments_grow_and_split() {
 #[test]
 fn an_index_with_room_for_its_ids_stays_as_it_is() {
     for ids in [0, 1, 15, 1000, 60_000, 61_000, 500_000] {
-        let mut grown = Index::new();
-        (0..ids).for_each(|id| assert_eq!(grown.find_or_insert(hash(id), id, id as u32), id as u32));
-        let mut index = Index::with_room(ids as usize);
+        let mut grown = Index::new(PARTITIONS);
+        (0..ids).for_each(|id| assert_eq!(grown.find_or_insert(id, id as u32), id as u32));
+        let mut index = Index::new(PARTITIONS).emptied(ids as usize);
         let (bytes, segments) = (index.bytes(), index.segments.len());
-        grown.for_each(|id, row| assert_eq!(index.find_or_insert(hash(id), id, row), row));
+        grown.for_each(|id, row| assert_eq!(index.find_or_insert(id, row), row));
         assert_eq!((index.bytes(), index.segments.len()), (bytes, segments), "{ids} ids");
         assert!(bytes as f64 <= 1.35 * grown.bytes() as f64, "{bytes} bytes for {ids}, {}", grown.bytes());
-        assert!((0..ids).all(|id| index.find(hash(id), id) == Some(id as u32)), "{ids} ids");
+        assert!((0..ids).all(|id| index.find(id) == Some(id as u32)), "{ids} ids");
+    }
+}
+
+/// Goal: whoever asks for ids in the order of their hashes goes through the index from one end to the other.
+#[test]
+fn ids_lie_in_the_order_of_their_hashes() {
+    for partitions in [1, 7, 8] {
+        let mut index = Index::new(partitions);
+        let all = (0..).filter(|id| partition_of_row(*id, partitions).0 == 0);
+        let mut ids: Vec<u64> = all.take(200_000).collect();
+        ids.iter().zip(0..).for_each(|(id, row)| assert_eq!(index.find_or_insert(*id, row), row));
+        ids.sort_unstable_by_key(|id| mix64(*id));
+        let places = ids.iter().map(|id| {
+            let Lead { slot, segment, skip } = index.lead(index.hash(*id));
+            let lead = index.directory.iter().position(|lead| lead.segment == segment);
+            (lead.expect("something leads to each segment"), home(index.hash(*id), skip, slot.buckets.into()))
+        });
+        let places: Vec<_> = places.collect();
+        assert!(places.is_sorted(), "{partitions} partitions");
+        assert!(index.segments.len() > 2 && places[0].0 == 0);
+    }
+}
+
+/// Goal: a table whose first requests come in the order of their hashes is as quick as any other.
+#[test]
+fn ids_that_come_in_order_do_not_crowd() {
+    let mut ids: Vec<u64> = (0..61_000).collect();
+    ids.sort_unstable_by_key(|id| mix64(*id));
+    for count in [100, 5_000, 61_000] {
+        let mut index = Index::new(1);
+        ids.iter().take(count).zip(0..).for_each(|(id, row)| assert_eq!(index.find_or_insert(*id, row), row));
+        let first = |id: &&u64| glance(index.bucket(index.hash(**id)), **id).is_some();
+        let at_once = ids.iter().take(count).filter(first).count();
+        assert!(at_once * 10 > count * 8, "{at_once} of {count} are where they are looked for first");
     }
 }
 
@@ -52,7 +89,7 @@ proptest! {
         bounded in any::<bool>(),
         ids in 4_u64..4000,
     ) {
-        let mut index = if bounded { Index::bounded(ids as usize) } else { Index::new() };
+        let mut index = if bounded { Index::bounded(PARTITIONS, ids as usize) } else { Index::new(PARTITIONS) };
         let (mut map, mut fresh) = (BTreeMap::new(), 0);
         let (mut place, mut due) = (Place::default(), BTreeSet::new());
         for (what, from, count) in events {
@@ -60,13 +97,13 @@ proptest! {
                 match what {
                     0..3 => {
                         let row = *map.entry(id).or_insert(fresh);
-                        prop_assert_eq!(index.find_or_insert(hash(id), id, fresh), row);
+                        prop_assert_eq!(index.find_or_insert(id, fresh), row);
                         fresh += 1;
                     }
                     3 => {
                         due.remove(&id);
-                        prop_assert_eq!(index.remove(hash(id), id), map.remove(&id));
-                        prop_assert_eq!(index.remove(hash(id), id), None);
+                        prop_assert_eq!(index.remove(id), map.remove(&id));
+                        prop_assert_eq!(index.remove(id), None);
                     }
                     _ => {
                         let buckets = index.next_buckets(&mut place);
@@ -80,7 +117,7 @@ proptest! {
                 }
             }
             for id in 0..ids {
-                prop_assert_eq!(index.find(hash(id), id), map.get(&id).copied(), "{}", id);
+                prop_assert_eq!(index.find(id), map.get(&id).copied(), "{}", id);
             }
         }
         let mut held = BTreeMap::new();
@@ -93,30 +130,30 @@ proptest! {
 #[test]
 fn a_bounded_index_stays_within_its_bytes_however_often_ids_change() {
     for ids in [4u64, 100, 61_440, 61_441, 150_000, 300_000] {
-        let mut index = Index::bounded(ids as usize);
+        let mut index = Index::bounded(PARTITIONS, ids as usize);
         let most = Index::bytes_bounded(ids as usize);
         for id in 0..ids {
-            index.find_or_insert(hash(id), id, id as u32);
+            index.find_or_insert(id, id as u32);
             assert!(index.bytes() <= most, "{} of {most} bytes at {id} of {ids}", index.bytes());
         }
         let rounds = if ids > 61_441 { 4 } else { 10 };
         for id in ids..rounds * ids {
-            assert_eq!(index.remove(hash(id - ids), id - ids), Some((id % ids) as u32));
-            index.find_or_insert(hash(id), id, (id % ids) as u32);
+            assert_eq!(index.remove(id - ids), Some((id % ids) as u32));
+            index.find_or_insert(id, (id % ids) as u32);
         }
         assert!(index.bytes() <= most, "{} of {most} bytes after all", index.bytes());
         let last = rounds * ids;
-        assert!((last - ids..last).all(|id| index.find(hash(id), id) == Some((id % ids) as u32)));
-        assert_eq!(index.find(hash(last - ids - 1), last - ids - 1), None);
+        assert!((last - ids..last).all(|id| index.find(id) == Some((id % ids) as u32)));
+        assert_eq!(index.find(last - ids - 1), None);
     }
 }
 
 /// Goal: nothing is left out while segments grow and split under the reader.
 #[test]
 fn an_index_is_gone_through_while_ids_are_added() {
-    let mut index = Index::new();
+    let mut index = Index::new(PARTITIONS);
     let old = 50_000;
-    (0..old).for_each(|id| assert_eq!(u64::from(index.find_or_insert(hash(id), id, id as u32)), id));
+    (0..old).for_each(|id| assert_eq!(u64::from(index.find_or_insert(id, id as u32)), id));
     let (mut place, mut seen, mut fresh) = (Place::default(), vec![false; old as usize], old);
     loop {
         let buckets = index.next_buckets(&mut place);
@@ -129,7 +166,7 @@ fn an_index_is_gone_through_while_ids_are_added() {
         }
         let more = fresh..(fresh + 150).min(600_000);
         fresh = more.end;
-        more.for_each(|id| assert_eq!(u64::from(index.find_or_insert(hash(id), id, id as u32)), id));
+        more.for_each(|id| assert_eq!(u64::from(index.find_or_insert(id, id as u32)), id));
     }
     assert_eq!((fresh, seen.iter().filter(|seen| !**seen).count()), (600_000, 0));
 }
@@ -138,10 +175,10 @@ fn an_index_is_gone_through_while_ids_are_added() {
 /// growth, but for what a table begins with.
 #[test]
 fn an_index_is_never_emptier_than_needed() {
-    let mut index = Index::new();
+    let mut index = Index::new(PARTITIONS);
     let (mut most, mut sum) = (0.0f64, 0.0);
     for id in 0..1_200_000 {
-        index.find_or_insert(hash(id), id, id as u32);
+        index.find_or_insert(id, id as u32);
         if id >= 200_000 {
             let bytes = index.bytes() as f64 / (id + 1) as f64;
             (most, sum) = (most.max(bytes), sum + bytes);
