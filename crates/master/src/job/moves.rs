@@ -23,6 +23,8 @@ use crate::status::{MovingStatus, Phase};
 
 /// A server that has copied its partitions asks again so soon when they cannot be handed over now.
 const WAIT_MS: u32 = 50;
+/// A checkpoint that is due is not begun while a server that was told so may still ask.
+const WAITED_FOR: Duration = Duration::from_secs(10);
 /// Between the word that partitions are a server's own and the news that it serves them.
 pub(super) const HANDING_MAX: Duration = Duration::from_secs(30);
 /// After a move that failed.
@@ -49,6 +51,8 @@ pub(super) struct Moving {
     incarnations: Vec<u64>,
     since: Duration,
     told: bool,
+    /// When the new server was told last to wait for a checkpoint.
+    waits: Option<Duration>,
     /// Since when they are the new server's by the ledger.
     handing: Option<Duration>,
 }
@@ -206,8 +210,8 @@ impl Job {
         let facts = fields([("from", json!(from)), ("to", json!(to)), ("partitions", json!(partitions))]);
         let incarnations = partitions.iter().map(|p| self.places[*p as usize].incarnation).collect();
         let command = self.next_command();
-        self.moving =
-            Some(Moving { command, errand, transfer, incarnations, since: now, told: false, handing: None });
+        let (since, told, waits, handing) = (now, false, None, None);
+        self.moving = Some(Moving { command, errand, transfer, incarnations, since, told, waits, handing });
         if errand == Errand::Move {
             effects.push(Effect::Emit("moving", facts));
         }
@@ -299,6 +303,7 @@ impl Job {
         }
         // A checkpoint holds every partition in one life.
         if self.checkpoints.writing().is_some() {
+            moving.waits = Some(now);
             return copied_reply::What::WaitMs(WAIT_MS);
         }
         moving.handing = Some(now);
@@ -307,6 +312,13 @@ impl Job {
         partitions.iter().for_each(|(p, _)| self.places[*p as usize].backup = None);
         effects.push(Effect::Record(Entry::Moved { partitions, server }));
         copied_reply::What::Take(true)
+    }
+
+    /// Whether a server waits for a checkpoint's end to take partitions over. It comes before the next checkpoint: where
+    /// one follows another, they would else never move.
+    pub(super) fn hand_over_waits(&self, now: Duration) -> bool {
+        let waits = self.moving.as_ref().and_then(|moving| moving.waits);
+        waits.is_some_and(|since| now.saturating_sub(since) < WAITED_FOR)
     }
 
     /// Whether partitions are the new server's by the ledger and not yet served by it.

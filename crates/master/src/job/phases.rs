@@ -77,7 +77,7 @@ impl Job {
                 if self.evaluation.is_due(now, self.steps()) {
                     self.evaluation.begin(self.steps());
                 }
-                if self.checkpoints.is_due(now) {
+                if self.checkpoints.is_due(now) && !self.hand_over_waits(now) {
                     self.begin_checkpoint(now, effects);
                 }
             }

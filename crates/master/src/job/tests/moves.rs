@@ -306,6 +306,33 @@ fn a_checkpoint_and_a_hand_over_wait_for_each_other() {
     assert!(world.job.checkpoints.writing().is_some());
 }
 
+/// Goal: partitions move though a checkpoint takes as long as it is until the next one.
+#[test]
+fn a_hand_over_that_waited_for_a_checkpoint_comes_before_the_next_one() {
+    let waiting = || {
+        let mut world = World::growing(&[("checkpoint.every", "1s")]);
+        let (command, _) = world.ordered(2).unwrap();
+        world.tick(1_000);
+        assert!(world.job.checkpoints.writing().is_some());
+        world.tick(2_000);
+        assert!(matches!(world.copied(2, command, ""), copied_reply::What::WaitMs(_)));
+        assert!(world.train_one(0));
+        world.write_checkpoints();
+        world.tick(2_000);
+        assert_eq!(world.job.checkpoints.writing(), None, "the server has not asked again yet");
+        (world, command)
+    };
+    let (mut world, command) = waiting();
+    assert_eq!(world.copied(2, command, ""), copied_reply::What::Take(true));
+    world.ready(2, &[(0, 2)]);
+    world.tick(10);
+    assert!(world.job.checkpoints.writing().is_some());
+
+    let (mut world, _) = waiting();
+    world.tick(8_000);
+    assert!(world.job.checkpoints.writing().is_some(), "one that does not ask is not waited for for ever");
+}
+
 #[test]
 fn a_job_that_is_resumed_deals_its_partitions_anew() {
     let (mut world, _) = World::handing(&[]);
