@@ -76,10 +76,11 @@ impl Evaluation {
     }
 
     /// Whether a round is due while so many batches are trained. Those by number begin at multiples, as far as
-    /// that can be told, so that two runs can be compared.
+    /// that can be told, so that two runs can be compared. Those by time wait until something is trained: rounds go
+    /// before training, and would else starve it where its workers ask for tasks seldom.
     pub fn is_due(&self, now: Duration, steps: u64) -> bool {
         let rested = now.saturating_sub(self.rested);
-        let by_time = self.due.every.is_some_and(|every| rested >= every);
+        let by_time = self.due.every.is_some_and(|every| rested >= every) && steps != self.steps;
         let by_steps = self.due.steps.is_some_and(|each| steps / each > self.steps / each);
         self.indexed && self.has_data() && self.running.is_none() && (by_time || by_steps)
     }
@@ -226,9 +227,9 @@ mod tests {
     #[test]
     fn a_round_ends_when_its_last_task_is_scored_even_after_a_death() {
         let mut e = evaluation();
-        assert!(!e.is_due(at(9), 0) && e.is_due(at(10), 0));
-        e.begin(0);
-        assert!(!e.is_due(at(99), 0), "one round at a time");
+        assert!(!e.is_due(at(9), 1) && e.is_due(at(10), 1));
+        e.begin(1);
+        assert!(!e.is_due(at(99), 2), "one round at a time");
         let first = e.lease(at(10), lease_id(1), WorkerId(0)).unwrap();
         let second = e.lease(at(10), lease_id(2), WorkerId(1)).unwrap();
         assert_eq!(e.lease(at(10), lease_id(3), WorkerId(2)), None);
@@ -240,7 +241,8 @@ mod tests {
         assert_eq!(held, Held::Yes);
         let merged = merged.unwrap();
         assert_eq!((merged.records(), merged.auc()), (2, Some(1.0)));
-        assert!(!e.is_due(at(22), 0) && e.is_due(at(23), 0));
+        assert!(!e.is_due(at(22), 2) && e.is_due(at(23), 2));
+        assert!(!e.is_due(at(23), 1), "nothing was trained since");
     }
 
     #[test]

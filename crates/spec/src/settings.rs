@@ -355,7 +355,7 @@ pub const SETTINGS: &[Setting] = &[
         "evaluate.every",
         Rule::Duration,
         Unset,
-        "Judge the model so often while it trains; unset: only at the end.",
+        "Judge the model so often while it trains, where something was trained since; unset: only at the end.",
     ),
     setting(
         "evaluate.steps",

@@ -1,13 +1,18 @@
 //! Rows of one length, many to an allocation.
 //!
-//! A row is found by its number, which it keeps for life. Growing appends a slab and moves nothing, but once: the first
-//! slab of a table that gets a second one.
+//! A row is found by its number, which it keeps for life. Growing appends a slab and moves nothing but the first slab,
+//! which grows itself until it is as large as the others.
 
 use super::pages::Pages;
 use super::prefetch;
 
-/// About how many floats a slab holds: 4 MiB. Memory that no row has touched costs nothing.
+/// About how many floats a slab holds: 4 MiB.
 const SLAB_FLOATS: usize = 1 << 20;
+/// About how many the first one holds at first: a page. Memory comes filled with zeros, which takes its time where
+/// another table had it before.
+const FIRST_FLOATS: usize = 1 << 10;
+/// And how it grows.
+const FIRST_GROWTH: usize = 4;
 
 /// Rows by number.
 #[derive(Debug)]
@@ -46,23 +51,38 @@ impl Slabs {
     /// Appends a row of zeros and tells its number.
     pub(super) fn append(&mut self) -> u32 {
         let row = self.len;
-        if self.place(row).0 == self.slabs.len() {
-            self.add_slab();
+        let (slab, offset) = self.place(row);
+        if self.slabs.get(slab).is_none_or(|slab| slab.len() == offset) {
+            self.grow();
         }
         self.len = row.checked_add(1).expect("a partition of a table has less than 2^32 rows");
         row
     }
 
-    /// The first slab lies on small pages: most tables of most jobs are small, and there are many of them. It moves
-    /// when there is a second one.
-    fn add_slab(&mut self) {
-        let floats = self.stride << self.shift;
-        if let [first] = &mut self.slabs[..] {
-            let mut moved = Pages::huge(floats);
-            moved.copy_from_slice(first);
-            *first = moved;
+    /// The first slab lies on small pages: most tables of most jobs are small, and there are many of them. It moves to
+    /// huge ones when there is a second.
+    #[cold]
+    fn grow(&mut self) {
+        let full = self.stride << self.shift;
+        let copied = |first: &Pages<f32>, mut to: Pages<f32>| {
+            to[..first.len()].copy_from_slice(first);
+            to
+        };
+        match &mut self.slabs[..] {
+            [] => {
+                let rows = (FIRST_FLOATS / self.stride).max(1);
+                self.slabs.push(Pages::small((rows * self.stride).min(full)));
+            }
+            [first] if first.len() < full => {
+                *first = copied(first, Pages::small((first.len() * FIRST_GROWTH).min(full)));
+            }
+            slabs => {
+                if let [first] = slabs {
+                    *first = copied(first, Pages::huge(full));
+                }
+                self.slabs.push(Pages::huge(full));
+            }
         }
-        self.slabs.push(if self.slabs.is_empty() { Pages::small(floats) } else { Pages::huge(floats) });
     }
 
     #[inline(always)]
@@ -107,6 +127,22 @@ mod tests {
             assert_eq!(slabs.row(number).len(), stride);
         }
         assert_eq!(slabs.bytes(), 7 * 4 * stride as u64);
+    }
+
+    #[test]
+    fn the_first_slab_grows_with_its_rows() {
+        for stride in [1, 3, 100, 5000] {
+            let mut slabs = Slabs::new(stride);
+            for number in 0..3000_u32.min((2 * SLAB_FLOATS / stride) as u32) {
+                let row = slabs.append();
+                assert!(slabs.row(row).iter().all(|x| *x == 0.0), "new rows are zeros");
+                slabs.row_mut(row).fill(number as f32);
+            }
+            assert!((0..slabs.len()).all(|row| slabs.row(row).iter().all(|x| *x == row as f32)));
+        }
+        let mut slabs = Slabs::new(16);
+        slabs.append();
+        assert_eq!(slabs.slabs[0].len(), FIRST_FLOATS);
     }
 
     #[test]
