@@ -20,7 +20,7 @@ pub fn directory() -> Result<PathBuf> {
     cache.canonicalize().with_context(|| format!("resolve the cache {}", cache.display()))
 }
 
-/// Cargo says where this crate is; the workspace is two levels above.
+/// Cargo says where `xtask` is; the workspace is two levels above.
 pub fn workspace_root() -> Result<PathBuf> {
     let manifest =
         env::var_os("CARGO_MANIFEST_DIR").context("find the workspace: run this as `cargo xtask`")?;

@@ -65,7 +65,7 @@ impl Setup {
 
 /// Builds a program of the workspace for release and tells where it is.
 pub fn release_build(root: &Path, target: &[&str], program: &str) -> Result<PathBuf> {
-    let mut build = crate::cargo();
+    let mut build = xtask::cargo();
     build.current_dir(root).args(["build", "--release"]).args(target);
     succeed(build.stdout(Stdio::null()), &format!("build {program}"))?;
     let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir));

@@ -28,7 +28,7 @@ pub struct Options {
 /// Builds the program and lets it write its own image.
 pub fn image(options: &Options) -> Result<()> {
     let (host, target) = (host()?, target_directory()?);
-    let mut build = crate::cargo();
+    let mut build = xtask::cargo();
     build.args(["build", "--release", "--locked", "--package", "elasticdl-cli", "--target", &host]);
     // With a target named, this is for the program alone and not for what runs during the build.
     build.env("RUSTFLAGS", rustflags(env::var("RUSTFLAGS").ok().as_deref()));
@@ -63,7 +63,7 @@ fn host() -> Result<String> {
 }
 
 fn target_directory() -> Result<PathBuf> {
-    let output = crate::cargo()
+    let output = xtask::cargo()
         .args(["metadata", "--no-deps", "--format-version", "1"])
         .output()
         .context("run cargo metadata")?;
