@@ -17,8 +17,10 @@ pub struct Evaluation {
     due: EvaluateSpec,
     /// When the last round ended, or training began.
     rested: Duration,
-    /// Batches that were trained when the last round began, or training did.
-    steps: u64,
+    /// Records that were trained when the last round began, or training did.
+    trained: u64,
+    /// So many of them are a batch.
+    batch: u64,
     round: u32,
     running: Option<Round>,
 }
@@ -32,14 +34,15 @@ struct Round {
 }
 
 impl Evaluation {
-    /// No round yet; while training one whenever that is due.
-    pub fn new(due: EvaluateSpec) -> Self {
+    /// No round yet; while training, with batches of so many records, one whenever that is due.
+    pub fn new(due: EvaluateSpec, batch: usize) -> Self {
         Evaluation {
             shards: Vec::new(),
             indexed: false,
             due,
             rested: Duration::ZERO,
-            steps: 0,
+            trained: 0,
+            batch: batch.max(1) as u64,
             round: 0,
             running: None,
         }
@@ -70,18 +73,19 @@ impl Evaluation {
         &self.shards[task.shard as usize]
     }
 
-    /// Training begins now, with so many batches trained before: the first interval is counted from here.
-    pub fn rest_from(&mut self, now: Duration, steps: u64) {
-        (self.rested, self.steps) = (now, steps);
+    /// Training begins now, with so many records trained before: the first interval is counted from here.
+    pub fn rest_from(&mut self, now: Duration, trained: u64) {
+        (self.rested, self.trained) = (now, trained);
     }
 
-    /// Whether a round is due while so many batches are trained. Those by number begin at multiples, as far as
-    /// that can be told, so that two runs can be compared. Those by time wait until something is trained: rounds go
+    /// Whether a round is due while so many records are trained. Those by the number of batches begin at multiples, as
+    /// far as that can be told, so that two runs can be compared. Those by time wait until something is trained: rounds go
     /// before training, and would else starve it where its workers ask for tasks seldom.
-    pub fn is_due(&self, now: Duration, steps: u64) -> bool {
+    pub fn is_due(&self, now: Duration, trained: u64) -> bool {
         let rested = now.saturating_sub(self.rested);
-        let by_time = self.due.every.is_some_and(|every| rested >= every) && steps != self.steps;
-        let by_steps = self.due.steps.is_some_and(|each| steps / each > self.steps / each);
+        let by_time = self.due.every.is_some_and(|every| rested >= every) && trained != self.trained;
+        let steps = trained / self.batch;
+        let by_steps = self.due.steps.is_some_and(|each| steps / each > self.steps() / each);
         self.indexed && self.has_data() && self.running.is_none() && (by_time || by_steps)
     }
 
@@ -90,9 +94,9 @@ impl Evaluation {
         self.running.is_some()
     }
 
-    /// Begins a round with so many batches trained; one under way is forgotten.
-    pub fn begin(&mut self, steps: u64) {
-        self.steps = steps;
+    /// Begins a round with so many records trained; one under way is forgotten.
+    pub fn begin(&mut self, trained: u64) {
+        self.trained = trained;
         assert!(self.indexed && self.has_data(), "a round needs its shards");
         self.round += 1;
         let todo = (0..self.shards.len() as u32).collect();
@@ -101,7 +105,7 @@ impl Evaluation {
 
     /// Batches that were trained when the last round began.
     pub fn steps(&self) -> u64 {
-        self.steps
+        self.trained / self.batch
     }
 
     /// Forgets the round under way.
@@ -209,7 +213,7 @@ mod tests {
     }
 
     fn evaluation() -> Evaluation {
-        let mut evaluation = Evaluation::new(EvaluateSpec { every: Some(at(10)), steps: None });
+        let mut evaluation = Evaluation::new(EvaluateSpec { every: Some(at(10)), steps: None }, 2);
         for n in 0..2 {
             let path = format!("v{n}");
             evaluation.add_shard(Shard { path, first: 0, records: Some(1), offset: 0, fingerprint: 0 });
@@ -249,12 +253,12 @@ mod tests {
     fn rounds_by_the_number_of_batches_begin_at_multiples() {
         let mut e = evaluation();
         e.due = EvaluateSpec { every: None, steps: Some(100) };
-        e.rest_from(at(0), 150);
-        assert!(!e.is_due(at(9999), 199) && e.is_due(at(0), 200));
-        e.begin(203);
+        e.rest_from(at(0), 300);
+        assert!(!e.is_due(at(9999), 399) && e.is_due(at(0), 400));
+        e.begin(406);
         e.abandon();
         assert_eq!(e.steps(), 203);
-        assert!(!e.is_due(at(9999), 299) && e.is_due(at(0), 300), "not 303");
+        assert!(!e.is_due(at(9999), 599) && e.is_due(at(0), 600), "not 606");
     }
 
     #[test]

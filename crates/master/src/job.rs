@@ -323,7 +323,7 @@ impl Job {
             phase: Phase::Starting,
             error: None,
             tasks,
-            evaluation: Evaluation::new(job.evaluate.clone()),
+            evaluation: Evaluation::new(job.evaluate.clone(), job.train.batch),
             fleet: Fleet::new(servers_wanted, workers, job.limits.restarts),
             useful,
             told: 0,

@@ -105,6 +105,12 @@ pub enum Error {
         /// The partition.
         partition: PartitionId,
     },
+    /// A partition is not here any more, or in another life, while its rows are copied into an answer.
+    #[error("{partition} was let go of, or has begun another life, in the middle of an answer")]
+    Left {
+        /// The partition.
+        partition: PartitionId,
+    },
     /// A thread of the server panicked.
     #[error("{0} panicked")]
     Panicked(&'static str),
@@ -141,7 +147,9 @@ impl Error {
             | Error::Torn { .. }
             | Error::Panicked(_) => Kind::Bug,
             Error::Wire(e) => e.kind(),
-            Error::Orphaned { .. } | Error::CutLost { .. } | Error::NoLeave { .. } => Kind::Retry,
+            Error::Orphaned { .. } | Error::CutLost { .. } | Error::Left { .. } | Error::NoLeave { .. } => {
+                Kind::Retry
+            }
         }
     }
 

@@ -48,6 +48,11 @@ type Send<'s> = dyn FnMut(&mut Frame) -> io::Result<()> + 's;
 
 /// So much of an answer goes out before the rest is made: who asked receives it meanwhile, and it is still in the cache.
 const PART_BYTES: usize = 64 << 10;
+/// About so many bytes of rows are copied before others may have the partition, and what was copied goes out. Where a
+/// batch is computed from one version, all of a partition's.
+const COPIED_BYTES: usize = 256 << 10;
+/// The rows copied at once are a multiple of this, so that their numbers, of 16 bits or more, fill whole words.
+const COPIED_ROWS: usize = 4;
 
 /// Room for what does not travel as f32: by table, its rows or gradients.
 type Rounded = Vec<Vec<f32>>;
@@ -131,23 +136,29 @@ impl<'p> Requests<'p> {
         }
         let mut payload = request.payload();
         let (mode, parts) = ps::take_pull(&mut payload)?;
+        let bytes_max = if model.policy.is_none() { COPIED_BYTES } else { usize::MAX };
         reply.begin(kind::PULLED, request.request());
         reply.put(parts as u64);
         for _ in 0..parts {
-            // No partition is locked now, however long it takes.
-            if reply.bytes() >= PART_BYTES {
-                send(reply).map_err(|e| wire::Error::io("sending a part of an answer", e))?;
-            }
-            let (id, incarnation) = ps::take_part(&mut payload)?;
-            let ids = payload;
-            for _ in &model.shape.tables {
-                ps::take_ids(&mut payload)?;
-            }
-            let pulled =
-                self.partitions.with(id, |p| pull_part(p, incarnation, mode, ids, &mut self.rounded, reply));
-            match pulled {
-                Some(outcome) => outcome?,
-                None => reply.put_all(&[u64::from(id.0), Status::NotHere.word(), 0]),
+            let mut part = Pulling::take(&mut payload, mode, bytes_max, model)?;
+            let partition = part.partition;
+            loop {
+                // No partition is locked now, however long it takes.
+                if reply.bytes() >= PART_BYTES {
+                    send(reply).map_err(|e| wire::Error::io("sending a part of an answer", e))?;
+                }
+                match self.partitions.with(partition, |p| part.copy_some(p, &mut self.rounded, reply)) {
+                    Some(more) => {
+                        if !more? {
+                            break;
+                        }
+                    }
+                    None if part.begun => return Err(Error::Left { partition }),
+                    None => {
+                        reply.put_all(&[u64::from(partition.0), Status::NotHere.word(), 0]);
+                        break;
+                    }
+                }
             }
         }
         self.partitions.count_pull();
@@ -344,41 +355,95 @@ fn check_pull(mut payload: Payload<'_>, model: &Model) -> Result<u64> {
     Ok(words)
 }
 
-fn pull_part(
-    partition: &mut Partition,
+/// A partition's part of a PULL, on its way into the answer.
+struct Pulling<'a> {
+    partition: PartitionId,
     incarnation: u64,
     mode: PullMode,
-    mut payload: Payload<'_>,
-    rounded: &mut Rounded,
+    /// So much may be copied at once.
+    bytes_max: usize,
+    /// Whether something of it is in the answer.
+    begun: bool,
+    /// The table whose rows are being copied, and those of its ids that are left.
+    table: usize,
+    ids: &'a [u64],
+    /// The ids of the tables after it.
+    later: Payload<'a>,
+}
+
+impl<'a> Pulling<'a> {
+    /// Takes a part from a request, and with it what is asked for of all tables.
+    fn take(payload: &mut Payload<'a>, mode: PullMode, bytes_max: usize, model: &Model) -> Result<Self> {
+        let (partition, incarnation) = ps::take_part(payload)?;
+        let mut later = *payload;
+        for _ in &model.shape.tables {
+            ps::take_ids(payload)?;
+        }
+        let ids = if model.shape.tables.is_empty() { &[] } else { ps::take_ids(&mut later)? };
+        Ok(Pulling { partition, incarnation, mode, bytes_max, begun: false, table: 0, ids, later })
+    }
+
+    /// Copies as much as may be copied at once. `false`: that was all.
+    fn copy_some(&mut self, of: &mut Partition, rounded: &mut Rounded, reply: &mut Frame) -> Result<bool> {
+        let status = of.admit(self.incarnation);
+        if !std::mem::replace(&mut self.begun, true) {
+            reply.put_all(&[u64::from(of.id().0), status.word(), of.version()]);
+            if status != Status::Ok {
+                return Ok(false);
+            }
+        } else if status != Status::Ok {
+            return Err(Error::Left { partition: self.partition });
+        }
+        let mut left = self.bytes_max;
+        while let Some(room) = rounded.get_mut(self.table) {
+            let width = of.tables()[self.table].shape().width();
+            let rows_max = (left / (4 * width)).next_multiple_of(COPIED_ROWS).max(COPIED_ROWS);
+            let (ids, rest) = self.ids.split_at(self.ids.len().min(rows_max));
+            copy_rows(of, self.table, ids, self.mode, room, reply)?;
+            self.ids = rest;
+            left = left.saturating_sub(ids.len() * width * 4);
+            if self.ids.is_empty() {
+                self.table += 1;
+                if self.table < rounded.len() {
+                    self.ids = ps::take_ids(&mut self.later)?;
+                }
+            }
+            if left == 0 && self.table < rounded.len() {
+                return Ok(true);
+            }
+        }
+        if self.mode.tensors {
+            of.tensors().iter().for_each(|tensor| reply.put_floats(tensor.values()));
+        }
+        Ok(false)
+    }
+}
+
+/// Copies rows of a table into an answer.
+fn copy_rows(
+    partition: &mut Partition,
+    table: usize,
+    ids: &[u64],
+    mode: PullMode,
+    room: &mut Vec<f32>,
     reply: &mut Frame,
 ) -> Result<()> {
-    let status = partition.admit(incarnation);
-    reply.put_all(&[u64::from(partition.id().0), status.word(), partition.version()]);
-    if status != Status::Ok {
-        return Ok(());
-    }
-    for (table, room) in rounded.iter_mut().enumerate() {
-        let ids = ps::take_ids(&mut payload)?;
-        let count = ids.len() * partition.tables()[table].shape().width();
-        let precision = partition.model().tables()[table].wire;
-        let out = match precision {
-            Precision::F32 => reply.grow_floats(count),
-            _ => {
-                room.resize(count, 0.0);
-                &mut room[..]
-            }
-        };
-        if mode.births {
-            partition.pull(table, ids, out)?;
-        } else {
-            partition.read(table, ids, out);
+    let count = ids.len() * partition.tables()[table].shape().width();
+    let precision = partition.model().tables()[table].wire;
+    let out = match precision {
+        Precision::F32 => reply.grow_floats(count),
+        _ => {
+            room.resize(count, 0.0);
+            &mut room[..]
         }
-        if precision != Precision::F32 {
-            floats::put(reply, precision, room);
-        }
+    };
+    if mode.births {
+        partition.pull(table, ids, out)?;
+    } else {
+        partition.read(table, ids, out);
     }
-    if mode.tensors {
-        partition.tensors().iter().for_each(|tensor| reply.put_floats(tensor.values()));
+    if precision != Precision::F32 {
+        floats::put(reply, precision, room);
     }
     Ok(())
 }

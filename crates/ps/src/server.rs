@@ -196,6 +196,10 @@ fn serve(tcp: TcpStream, peer: SocketAddr, shared: &Shared) -> Result<()> {
         let answered =
             requests.answer_in_parts(&request, &mut reply, &mut |part| part.write_part(&mut stream));
         if let Err(error) = answered {
+            // Who has half an answer asks again, and hears who has the partition now.
+            if matches!(error, Error::Left { .. }) {
+                return Err(error);
+            }
             refuse(&mut stream, &mut reply, request.request(), &error);
             return Err(error);
         }

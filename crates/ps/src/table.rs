@@ -46,6 +46,10 @@ const AHEAD: usize = 64;
 /// So many entries are asked for at once. A processor has as many requests under way as it meets among its next few
 /// hundred instructions, so that those stand close together; more than these would have to wait.
 const GROUP: usize = 16;
+/// The same from so many rows on: no cache has their entries, nor the page tables that lead there, and the more are on
+/// their way at a time, the better.
+const GROUP_OF_MANY: usize = AHEAD;
+const MANY: u32 = 1 << 22;
 
 /// The rows of a table.
 ///
@@ -292,6 +296,14 @@ impl Table {
     /// after it.
     #[inline(always)]
     fn look_up(&self, ids: &[u64], numbers: &mut [u32; BLOCK]) -> Places {
+        match self.rows.len() < MANY {
+            true => self.look_up_by::<GROUP>(ids, numbers),
+            false => self.look_up_by::<GROUP_OF_MANY>(ids, numbers),
+        }
+    }
+
+    #[inline(always)]
+    fn look_up_by<const GROUP: usize>(&self, ids: &[u64], numbers: &mut [u32; BLOCK]) -> Places {
         let index = &self.index;
         // All at once, for vectors do some at a time.
         let mut hashes = [0; BLOCK];

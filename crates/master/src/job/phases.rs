@@ -60,7 +60,7 @@ impl Job {
                 self.phase = Phase::Training;
                 if self.training.is_none() {
                     self.training = Some((now, None, self.tasks.records()));
-                    self.evaluation.rest_from(now, self.steps());
+                    self.evaluation.rest_from(now, self.tasks.records());
                 }
                 effects.push(Effect::Emit("training", fields([("records", json!(self.tasks.records()))])));
             }
@@ -74,8 +74,8 @@ impl Job {
             }
             Phase::Training => {
                 self.measure(now, effects);
-                if self.evaluation.is_due(now, self.steps()) {
-                    self.evaluation.begin(self.steps());
+                if self.evaluation.is_due(now, self.tasks.records()) {
+                    self.evaluation.begin(self.tasks.records());
                 }
                 if self.checkpoints.is_due(now) && !self.hand_over_waits(now) {
                     self.begin_checkpoint(now, effects);
@@ -89,11 +89,6 @@ impl Job {
             Phase::Stopping => self.advance_stop(now, effects),
             _ => {}
         }
-    }
-
-    /// Batches trained so far, by their records.
-    fn steps(&self) -> u64 {
-        self.tasks.records() / self.plan.job.train.batch.max(1) as u64
     }
 
     /// Whether servers have applied all that they gather. They do so before they cut a checkpoint that is begun when
@@ -113,7 +108,7 @@ impl Job {
         }
         if self.evaluation.has_data() && !self.evaluated_last {
             self.phase = Phase::Evaluating;
-            self.evaluation.begin(self.steps());
+            self.evaluation.begin(self.tasks.records());
         } else {
             self.after_evaluation(now, effects);
         }

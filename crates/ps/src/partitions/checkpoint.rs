@@ -24,7 +24,7 @@ const REST: u32 = 1;
 /// Work that is rested from at once, at most: rows that were put aside come many at a time.
 const WORK_MAX: Duration = Duration::from_millis(500);
 /// Between two files it rests so many times as long as it has worked on the last one. Nothing is put aside then.
-const REST_BETWEEN: u32 = 10;
+const REST_BETWEEN: u32 = 14;
 
 impl Partitions {
     /// Writes every partition into `dir`, one or two at a time. Each is cut at one moment of its own and then taken away

@@ -71,26 +71,83 @@ fn pull_of_two(frame: &mut Frame, many: &[u64], (place, id): (PartitionId, u64))
     }
 }
 
-/// Goal: a long answer goes out while the rest of it is made, and comes as the same one.
+/// Goal: a long answer goes out while the rest of it is made, with its partition free for others, and comes as the same
+/// one, also where pieces of it end in the middle of a table.
 #[test]
 fn a_long_answer_is_sent_in_parts_and_comes_whole() {
-    let partitions = partitions();
+    for model in [model(), rounded_model()] {
+        let partitions = partitions_of(&model);
+        let mut requests = Requests::new(&partitions, Limits::default());
+        let (mut frame, mut reply) = (Frame::default(), Frame::default());
+        let (many, other) = (ids_of(PartitionId(1), 60_000), (PartitionId(2), ids_of(PartitionId(2), 1)[0]));
+        pull_of_two(&mut frame, &many, other);
+        let (mut bytes, mut parts) = (Vec::new(), 0);
+        let mut send = |part: &mut Frame| {
+            parts += 1;
+            partitions.with(PartitionId(1), |partition| partition.version()).expect("nobody has it now");
+            part.write_part(&mut bytes)
+        };
+        requests.answer_in_parts(&frame, &mut reply, &mut send).unwrap();
+        reply.write(&mut bytes).unwrap();
+        assert!(parts > 3, "{parts}");
+        let mut got = Frame::default();
+        assert!(got.read(&mut &bytes[..], Limits::default()).unwrap());
+        assert_eq!(got.kind(), kind::PULLED);
+        let mut payload = got.payload();
+        payload.take().unwrap();
+        for (place, ids) in [(PartitionId(1), &many[..]), (other.0, &[other.1])] {
+            assert_eq!(payload.take_all(3).unwrap(), [u64::from(place.0), Status::Ok.word(), 0]);
+            for (table, spec) in model.tables().iter().enumerate() {
+                let mut held = vec![0.0; ids.len() * model.shape.tables[table].width()];
+                partitions.with(place, |p| p.read(table, ids, &mut held)).unwrap();
+                let mut expected = Frame::default();
+                expected.begin(kind::PULLED, 3);
+                floats::put(&mut expected, spec.wire, &held);
+                let words = expected.payload().rest();
+                assert!(payload.take_all(words.len()).unwrap() == words, "{table} of {place}");
+            }
+        }
+        payload.end().unwrap();
+    }
+}
+
+/// Goal: where a batch is computed from one version, all rows of a partition are copied at one moment.
+#[test]
+fn a_version_is_copied_at_one_moment() {
+    let mut model = Arc::unwrap_or_clone(model());
+    model.policy = Some(Policy::Bounded(1));
+    let partitions = partitions_of(&Arc::new(model));
     let mut requests = Requests::new(&partitions, Limits::default());
-    let (mut frame, mut whole, mut reply) = (Frame::default(), Frame::default(), Frame::default());
-    let (many, other) = (ids_of(PartitionId(1), 9000), (PartitionId(2), ids_of(PartitionId(2), 1)[0]));
-    pull_of_two(&mut frame, &many, other);
-    requests.answer(&frame, &mut whole).unwrap();
-    let (mut bytes, mut parts) = (Vec::new(), 0);
-    let mut send = |part: &mut Frame| {
+    let (mut frame, mut reply, mut parts) = (Frame::default(), Frame::default(), 0);
+    let other = (PartitionId(2), ids_of(PartitionId(2), 1)[0]);
+    pull_of_two(&mut frame, &ids_of(PartitionId(1), 60_000), other);
+    let mut send = |_: &mut Frame| {
         parts += 1;
-        part.write_part(&mut bytes)
+        Ok(())
     };
     requests.answer_in_parts(&frame, &mut reply, &mut send).unwrap();
-    reply.write(&mut bytes).unwrap();
     assert_eq!(parts, 1);
-    let mut got = Frame::default();
-    assert!(got.read(&mut &bytes[..], Limits::default()).unwrap());
-    assert_eq!((got.kind(), got.payload().rest()), (whole.kind(), whole.payload().rest()));
+}
+
+/// Goal: rows of two lives do not come as those of one.
+#[test]
+fn a_partition_that_leaves_in_the_middle_of_an_answer_ends_it() {
+    let partitions = partitions();
+    let mut requests = Requests::new(&partitions, Limits::default());
+    let (mut frame, mut reply) = (Frame::default(), Frame::default());
+    pull_of_two(&mut frame, &ids_of(PartitionId(1), 60_000), (PartitionId(2), 0));
+    for again in [false, true] {
+        let mut send = |_: &mut Frame| {
+            partitions.take(PartitionId(1));
+            if again {
+                partitions.open(Partition::new(model(), PartitionId(1), 2));
+            }
+            Ok(())
+        };
+        partitions.open(Partition::new(model(), PartitionId(1), 1));
+        let failed = requests.answer_in_parts(&frame, &mut reply, &mut send);
+        assert!(matches!(failed, Err(Error::Left { partition: PartitionId(1) })), "{failed:?}");
+    }
 }
 
 /// Goal: who asked hears what is wrong, although a part of the answer was on its way already.
