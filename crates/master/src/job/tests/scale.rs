@@ -160,6 +160,7 @@ fn the_next_master_goes_on_with_the_number_that_was_found_or_asked_for() {
 #[test]
 fn nothing_is_measured_while_the_model_is_judged() {
     let mut world = World::training(&[AUTO[0], AUTO[1], ("evaluate.every", "60s")], SHARDS);
+    assert!(world.train_one(0), "there is something to judge");
     world.tick(60_000);
     assert_eq!(world.work(20, all_of_use), [2]);
     let judging = world.lease(0).unwrap();
