@@ -4,7 +4,7 @@
 //! most of the tree with other features than the tests need, and then once more for those. So it is asked for a test of
 //! the whole workspace that needs the chores' program.
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -36,6 +36,6 @@ fn build(program: &Path) -> io::Result<bool> {
     if program.exists() {
         build.arg("--quiet");
     }
-    let built = build.status().map_err(|e| io::Error::new(ErrorKind::NotFound, format!("cargo: {e}")))?;
+    let built = build.status().map_err(|e| io::Error::other(format!("running cargo: {e}")))?;
     Ok(built.success())
 }
