@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "an edge: it reads clocks and rests")]
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -97,6 +98,73 @@ impl Trained {
     }
 }
 
+/// A stretch of time, and the pushes that were applied in it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Stretch {
+    pub time: Duration,
+    pub pushes: u64,
+}
+
+/// A stretch that has not ended yet.
+#[derive(Debug)]
+pub(crate) struct Watch<F> {
+    began: Duration,
+    /// Tells how many pushes were applied by now, counted from any number.
+    pushes: F,
+    pushes_before: Option<u64>,
+}
+
+impl<F: Fn() -> Option<u64>> Watch<F> {
+    pub(crate) fn begin(pushes: F) -> Self {
+        Watch { began: of_the_clock(), pushes_before: pushes(), pushes }
+    }
+
+    /// What was seen so far.
+    pub(crate) fn seen(&self) -> Stretch {
+        let pushes = self.pushes_before.zip((self.pushes)()).map_or(0, |(from, to)| to.wrapping_sub(from));
+        Stretch { time: of_the_clock() - self.began, pushes }
+    }
+}
+
+/// How long to rest from pieces of work, by what training is seen to lose to them.
+#[derive(Debug)]
+pub(crate) struct Toll {
+    /// Training is to lose one part of so many.
+    share: u32,
+    /// Whatever it seems to lose, a rest is so many times as long as the work took of a processor: what is seen of
+    /// one piece says little, for others come and go on a machine.
+    rest: RangeInclusive<u32>,
+    /// All that was seen of training while nothing else was done.
+    alone: Stretch,
+}
+
+impl Toll {
+    /// Nothing was seen yet.
+    pub(crate) fn new(share: u32, rest: RangeInclusive<u32>) -> Self {
+        Toll { share, rest, alone: Stretch::default() }
+    }
+
+    /// A rest is over.
+    pub(crate) fn rested(&mut self, rest: Stretch) {
+        self.alone.time += rest.time;
+        self.alone.pushes += rest.pushes;
+    }
+
+    /// How long to rest from work that took so much of a processor. Training did this meanwhile, and that in what was
+    /// rested so far.
+    pub(crate) fn rest(&self, processor: Duration, worked: Stretch, rested: Stretch) -> Duration {
+        let (least, most) = (processor * *self.rest.start(), processor * *self.rest.end());
+        let (time, pushes) = (self.alone.time + rested.time, self.alone.pushes + rested.pushes);
+        if pushes == 0 {
+            return most;
+        }
+        // The time in which training alone does as much.
+        let alone = time.mul_f64(worked.pushes as f64 / pushes as f64);
+        let lost = worked.time.saturating_sub(alone);
+        (lost * self.share).saturating_sub(worked.time).clamp(least, most)
+    }
+}
+
 /// Waits for a short while, between two looks at something.
 pub(crate) fn between_looks() {
     thread::sleep(LOOK);
@@ -146,6 +214,33 @@ mod tests {
         assert!(trained.lately() && !trained.is_idle());
         at(2 * IDLE);
         assert!(!trained.lately() && trained.is_idle());
+    }
+
+    #[test]
+    fn a_rest_is_as_long_as_what_training_loses_calls_for() {
+        let stretch = |ms, pushes| Stretch { time: Duration::from_millis(ms), pushes };
+        let none = Stretch::default();
+        let mut toll = Toll::new(10, 2..=8);
+        let processor = Duration::from_millis(100);
+        let rest = |toll: &Toll, worked, rested| toll.rest(processor, worked, rested).as_millis();
+        assert_eq!(rest(&toll, stretch(200, 10), none), 800, "nobody knows what training does alone");
+        assert_eq!(
+            rest(&toll, stretch(200, 14), stretch(10, 1)),
+            400,
+            "a third of it is lost: ten times 60 ms"
+        );
+        toll.rested(stretch(100, 10));
+        assert_eq!(rest(&toll, stretch(200, 14), none), 400);
+        assert_eq!(rest(&toll, stretch(200, 19), none), 200, "so little is lost that the least will do");
+        assert_eq!(rest(&toll, stretch(200, 40), none), 200, "it did more than alone, as it seems");
+        assert_eq!(rest(&toll, stretch(200, 0), none), 800);
+        toll.rested(stretch(300, 10));
+        assert_eq!(
+            rest(&toll, stretch(200, 7), none),
+            400,
+            "alone it does half as much as it seemed at first"
+        );
+        assert_eq!(Toll::new(10, 2..=8).rest(Duration::ZERO, stretch(9, 1), stretch(1, 1)), Duration::ZERO);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! All partitions of a server into the files of a checkpoint.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +14,7 @@ use elasticdl_wire::failpoint;
 use super::{Partitions, Written};
 use crate::checkpoint::{self, Cut, Order};
 use crate::error::{Error, Result};
-use crate::pace::{self, Pace, Trained, of_the_clock, of_this_thread};
+use crate::pace::{self, Pace, Toll, Trained, Watch, of_the_clock, of_this_thread};
 
 /// Files written at a time while nobody trains: while one of them is synced, another one is made. Else no second one is
 /// begun.
@@ -23,8 +24,11 @@ const WRITERS: usize = 2;
 const REST: u32 = 1;
 /// Work that is rested from at once, at most: rows that were put aside come many at a time.
 const WORK_MAX: Duration = Duration::from_millis(500);
-/// Between two files it rests so many times as long as it has worked on the last one. Nothing is put aside then.
-const REST_BETWEEN: u32 = 14;
+/// Between two files it rests so long that training loses one part of so many, as far as can be seen. Nothing is put
+/// aside then.
+const LOST_SHARE: u32 = 20;
+/// But so many times as long as it has worked on the last one.
+const REST_BETWEEN: RangeInclusive<u32> = 8..=14;
 
 impl Partitions {
     /// Writes every partition into `dir`, one or two at a time. Each is cut at one moment of its own and then taken away
@@ -40,15 +44,17 @@ impl Partitions {
         let trained = Trained::new(of_the_clock);
         let write = |number: usize| {
             let mut written = Vec::new();
+            let mut toll = Toll::new(LOST_SHARE, REST_BETWEEN);
             loop {
                 while number > 0
                     && !trained.is_idle()
                     && let Some(next) = next()
                 {
+                    pace::between_looks();
                     self.look(next, &trained);
                 }
                 let Some(partition) = todo().pop_front() else { return Ok(written) };
-                let began = of_this_thread();
+                let (work, watch) = (of_this_thread(), self.watch(partition, &trained));
                 match self.write_partition(partition, dir, order, &trained) {
                     Ok(file) => written.push(file),
                     Err(error) => {
@@ -57,14 +63,19 @@ impl Partitions {
                         return Err(error);
                     }
                 }
-                let work = of_this_thread().saturating_sub(began);
-                let until = of_the_clock() + work * REST_BETWEEN;
+                let (work, worked) = (of_this_thread().saturating_sub(work), watch.seen());
                 // Where there is nothing left to do, or it went wrong for another writer, there is nothing to wait for.
-                while trained.lately()
-                    && of_the_clock() < until
-                    && let Some(next) = next()
-                {
-                    self.look(next, &trained);
+                if let Some(next) = next() {
+                    let watch = self.watch(next, &trained);
+                    let mut rested = watch.seen();
+                    while trained.lately()
+                        && rested.time < toll.rest(work, worked, rested)
+                        && todo().front() == Some(&next)
+                    {
+                        pace::between_looks();
+                        rested = watch.seen();
+                    }
+                    toll.rested(rested);
                 }
             }
         };
@@ -85,11 +96,17 @@ impl Partitions {
         Ok(written)
     }
 
-    /// Looks whether somebody trains.
-    fn look(&self, partition: PartitionId, trained: &Trained) {
-        pace::between_looks();
-        // One that is not here any more is met by whoever writes it.
-        let _ = self.with(partition, |p| trained.saw(partition, self.pushes_seen(p)));
+    /// Looks whether somebody trains, and tells how many pushes were applied by now, counted from any number. `None`: the
+    /// partition is not here any more, as whoever writes it will find.
+    fn look(&self, partition: PartitionId, trained: &Trained) -> Option<u64> {
+        let pushes = self.with(partition, |p| self.pushes_seen(p));
+        pushes.iter().for_each(|pushes| trained.saw(partition, *pushes));
+        pushes
+    }
+
+    /// Watches from now on what training does to this partition.
+    fn watch(&self, partition: PartitionId, trained: &Trained) -> Watch<impl Fn() -> Option<u64>> {
+        Watch::begin(move || self.look(partition, trained))
     }
 
     /// A number that changes with every push to this partition, and every request that pushes to another one.

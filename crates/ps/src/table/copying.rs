@@ -7,7 +7,8 @@ impl Table {
     /// Another server begins to copy the table: it has nothing yet.
     pub fn begin_copy(&mut self) {
         // Rows of a table with a bound are known by their numbers, for their ids may change.
-        let all = if self.is_numbered() { (0..self.len() as u64).collect() } else { self.ids() };
+        // Others go in the order of their hashes: the copy puts them in one behind the other.
+        let all = if self.is_numbered() { (0..self.len() as u64).collect() } else { self.ids_by_hash() };
         self.unsent = Some(Unsent::all(all));
     }
 

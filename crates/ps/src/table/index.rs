@@ -204,6 +204,18 @@ impl Index {
         }
     }
 
+    /// The same, segment by segment in the order of hashes.
+    pub(super) fn for_each_by_hash(&self, mut visit: impl FnMut(u64, u32)) {
+        let mut last = None;
+        for lead in &self.directory {
+            // One that has not split as often as others is led to by several.
+            if last.replace(lead.segment) != Some(lead.segment) {
+                let buckets = self.memory.buckets(lead.slot);
+                buckets.iter().flat_map(bucket::entries).for_each(|(id, row)| visit(id, row));
+            }
+        }
+    }
+
     /// The next buckets from a place on; none: that was all. Whatever is added meanwhile, every id that was there at
     /// the first call comes at least once: of a segment that splits, one half keeps its number, and the other one gets
     /// a number that is yet to come. One that was taken out and came again may be left out.

@@ -11,7 +11,7 @@ pub(super) struct Unsent {
 }
 
 impl Unsent {
-    /// All rows, given by their ids in the order of their numbers.
+    /// All rows, given by their ids, or by their numbers where those are what counts.
     pub(super) fn all(ids: Vec<u64>) -> Self {
         let mut queued = vec![u64::MAX; ids.len().div_ceil(64)];
         if let (Some(last), rest @ 1..) = (queued.last_mut(), ids.len() % 64) {
