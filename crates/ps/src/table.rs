@@ -225,13 +225,6 @@ impl Table {
         ids
     }
 
-    /// The ids of all rows, about in the order of their hashes.
-    fn ids_by_hash(&self) -> Vec<u64> {
-        let mut ids = Vec::with_capacity(self.len());
-        self.index.for_each_by_hash(|id, _| ids.push(id));
-        ids
-    }
-
     /// Appends the weights and the slots of a range of rows, numbered by birth.
     pub fn copy_rows(&self, rows: Range<usize>, weights: &mut Vec<f32>, slots: &mut Vec<f32>) {
         assert!(rows.end <= self.len(), "only born rows are copied");

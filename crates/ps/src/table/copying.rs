@@ -7,8 +7,13 @@ impl Table {
     /// Another server begins to copy the table: it has nothing yet.
     pub fn begin_copy(&mut self) {
         // Rows of a table with a bound are known by their numbers, for their ids may change.
+        if self.is_numbered() {
+            self.unsent = Some(Unsent::all((0..self.len() as u64).collect()));
+            return;
+        }
         // Others go in the order of their hashes: the copy puts them in one behind the other.
-        let all = if self.is_numbered() { (0..self.len() as u64).collect() } else { self.ids_by_hash() };
+        let mut all = Vec::with_capacity(self.len());
+        self.index.for_each(|id, _| all.push(id));
         self.unsent = Some(Unsent::all(all));
     }
 

@@ -196,16 +196,8 @@ impl Index {
         Some(row)
     }
 
-    /// Every id with its row, in no particular order.
+    /// Every id with its row, about in the order of their hashes.
     pub(super) fn for_each(&self, mut visit: impl FnMut(u64, u32)) {
-        for segment in &self.segments {
-            let buckets = self.memory.buckets(segment.slot);
-            buckets.iter().flat_map(bucket::entries).for_each(|(id, row)| visit(id, row));
-        }
-    }
-
-    /// The same, segment by segment in the order of hashes.
-    pub(super) fn for_each_by_hash(&self, mut visit: impl FnMut(u64, u32)) {
         let mut last = None;
         for lead in &self.directory {
             // One that has not split as often as others is led to by several.
@@ -275,10 +267,10 @@ impl Index {
     fn grow(&mut self, hash: u64, size: Size) {
         let number = self.lead(hash).segment;
         let Segment { slot, depth, .. } = self.segments[number as usize];
-        let mut grown = Segment::new(&mut self.memory, size, depth);
+        let mut grown = Refilled::new(&mut self.memory, size, depth);
         let spread = self.spread;
-        self.memory.empty(slot, |memory, id, row| grown.fill(memory, spread.hash(id), id, row));
-        self.put(number, grown, hash);
+        self.memory.empty(slot, |memory, entries| grown.append(memory, spread, entries));
+        self.put(number, grown.segment, hash);
     }
 
     /// Splits the full segment that `hash` leads to by one more bit.
@@ -289,14 +281,16 @@ impl Index {
         if self.directory.len() == 1 << depth {
             self.directory = self.directory.iter().flat_map(|lead| [*lead; 2]).collect();
         }
-        let mut low = Segment::new(&mut self.memory, Size::SPLIT, depth + 1);
-        let mut high = Segment::new(&mut self.memory, Size::SPLIT, depth + 1);
+        let mut halves = [(); 2].map(|()| Refilled::new(&mut self.memory, Size::SPLIT, depth + 1));
         let spread = self.spread;
-        self.memory.empty(slot, |memory, id, row| {
-            let hash = spread.hash(id);
-            let segment = if hash & bit == 0 { &mut low } else { &mut high };
-            segment.fill(memory, hash, id, row);
+        let half = |(id, _): &(u64, u32)| usize::from(spread.hash(*id) & bit != 0);
+        self.memory.empty(slot, |memory, entries| {
+            // They come in the order of their hashes, but for those that found no room in their own bucket.
+            for entries in entries.chunk_by(|one, next| half(one) == half(next)) {
+                halves[half(&entries[0])].append(memory, spread, entries);
+            }
         });
+        let [low, high] = halves.map(|half| half.segment);
         let fresh = u32::try_from(self.segments.len()).expect("there are fewer segments than rows");
         self.put(number, low, hash & !bit);
         self.put(fresh, high, hash | bit);
@@ -351,6 +345,30 @@ impl Segment {
     fn skip(&self) -> Skip {
         let bits = if self.depth == 0 { BUCKET_BITS } else { self.depth };
         Skip(bits as u8)
+    }
+}
+
+/// A segment that takes over ids of another one.
+struct Refilled {
+    segment: Segment,
+    /// Entries of each bucket: those are not looked at, so that none waits for the one before.
+    counts: Vec<u8>,
+}
+
+impl Refilled {
+    fn new(memory: &mut Arena, size: Size, depth: u32) -> Self {
+        Refilled { segment: Segment::new(memory, size, depth), counts: vec![0; size.buckets()] }
+    }
+
+    fn append(&mut self, memory: &mut Arena, spread: Spread, entries: &[(u64, u32)]) {
+        let Refilled { segment, counts } = self;
+        assert!(segment.room as usize >= entries.len(), "a segment grows before it is full");
+        segment.room -= entries.len() as u32;
+        let buckets = memory.buckets_mut(segment.slot);
+        for (id, row) in entries {
+            let home = home(spread.hash(*id), segment.skip(), buckets.len());
+            bucket::append(buckets, counts, home, *id, *row);
+        }
     }
 }
 

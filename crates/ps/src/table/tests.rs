@@ -245,3 +245,23 @@ proptest! {
         }
     }
 }
+
+/// Goal: whoever copies a table puts rows in one behind the other, and so do those that ask for them later.
+#[test]
+fn rows_are_copied_in_the_order_of_their_hashes() {
+    let optimizer = Optimizer::new(SGD);
+    let mut table = Table::new(shape("t"), 7, &optimizer);
+    let ids: Vec<u64> = (0..200_000).collect();
+    pulled(&mut table, &ids);
+    table.begin_copy();
+    let mut copied = Vec::new();
+    while table.unsent() > 0 {
+        copied.extend(table.copy_next(8192, &mut Vec::new()).0);
+    }
+    // Some hundred stretches of hashes; what found no room in its bucket may be in the next one.
+    let stretches: Vec<u64> = copied.iter().map(|id| elasticdl_spec::mix::mix64(*id) >> 55).collect();
+    let ascending = stretches.windows(2).filter(|pair| pair[0] <= pair[1]).count();
+    assert!(ascending * 1000 > ids.len() * 999, "{ascending}");
+    copied.sort_unstable();
+    assert_eq!(copied, ids);
+}

@@ -12,6 +12,9 @@ const BUCKETS: [u16; 15] = [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8
 /// Segments of each of the last sizes that share an allocation: one or two huge pages of 32,768 buckets, almost filled.
 const TOGETHER: [u32; 3] = [3, 5, 2];
 
+/// Buckets whose entries are taken out together: few enough for the nearest cache.
+const TOGETHER_EMPTIED: usize = 64;
+
 impl Size {
     /// What a table begins with.
     pub const FIRST: Size = Size(0);
@@ -83,13 +86,15 @@ impl Arena {
         Slot { allocation, from: slot as u16 * buckets, buckets }
     }
 
-    /// Hands every entry of a segment to `give`, and takes its room back.
-    pub fn empty(&mut self, slot: Slot, mut give: impl FnMut(&mut Arena, u64, u32)) {
+    /// Hands all entries of a segment to `give`, some at a time in the order of their buckets, and takes its room back.
+    pub fn empty(&mut self, slot: Slot, mut give: impl FnMut(&mut Arena, &[(u64, u32)])) {
         let number = slot.allocation as usize;
         let mut words = std::mem::replace(&mut self.words[number], Pages::small(1));
         let held = &mut words[slot.from as usize * WORDS..][..slot.buckets as usize * WORDS];
-        for bucket in held.as_chunks().0 {
-            bucket::entries(bucket).for_each(|(id, row)| give(self, id, row));
+        let mut entries = Vec::new();
+        for buckets in held.as_chunks().0.chunks(TOGETHER_EMPTIED) {
+            bucket::collect(buckets, &mut entries);
+            give(self, &entries);
         }
         let room = &mut self.rooms[number];
         room.vacant |= 1 << (slot.from / slot.buckets);

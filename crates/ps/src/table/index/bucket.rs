@@ -72,6 +72,37 @@ pub(super) fn fill(buckets: &mut [Bucket], home: usize, id: u64, row: u32) {
     }
 }
 
+/// The same where only this ever adds to the buckets, which were empty; `counts` tells how many entries each has.
+#[inline(always)]
+pub(super) fn append(buckets: &mut [Bucket], counts: &mut [u8], home: usize, id: u64, row: u32) {
+    let mut place = home;
+    loop {
+        let (bucket, count) = (&mut buckets[place], &mut counts[place]);
+        let vacant = usize::from(*count);
+        if vacant < PLACES {
+            *count += 1;
+            bucket[vacant] = id;
+            return set_half(bucket, vacant, row.checked_add(1).expect("a row's number is below 2^32 - 1"));
+        }
+        set_half(bucket, PLACES, passed(bucket) + 1);
+        place = next(buckets, place);
+    }
+}
+
+/// Replaces `entries` by those of some buckets: ids and rows. No step of it depends on how many a bucket has.
+pub(super) fn collect(buckets: &[Bucket], entries: &mut Vec<(u64, u32)>) {
+    entries.resize(buckets.len() * PLACES, (0, 0));
+    let mut next = 0;
+    for bucket in buckets {
+        for (id, i) in bucket[..PLACES].iter().zip(0..) {
+            let number = half(bucket, i);
+            entries[next] = (*id, number.wrapping_sub(1));
+            next += usize::from(number != 0);
+        }
+    }
+    entries.truncate(next);
+}
+
 /// The ids of a bucket with their rows.
 pub(in crate::table) fn entries(bucket: &Bucket) -> impl Iterator<Item = (u64, u32)> {
     (0..PLACES).filter_map(|i| Some((bucket[i], half(bucket, i).checked_sub(1)?)))
@@ -103,13 +134,12 @@ fn passed(bucket: &Bucket) -> u32 {
 
 #[inline(always)]
 fn half(bucket: &Bucket, i: usize) -> u32 {
-    (bucket[PLACES + i / 2] >> (32 * (i % 2))) as u32
+    bytemuck::cast_ref::<Bucket, [u32; 2 * WORDS]>(bucket)[2 * PLACES + i]
 }
 
 #[inline(always)]
 fn set_half(bucket: &mut Bucket, i: usize, half: u32) {
-    let (word, shift) = (&mut bucket[PLACES + i / 2], 32 * (i % 2));
-    *word = *word & !(u64::from(u32::MAX) << shift) | u64::from(half) << shift;
+    bytemuck::cast_mut::<Bucket, [u32; 2 * WORDS]>(bucket)[2 * PLACES + i] = half;
 }
 
 /// The bucket after this one; the first comes after the last.
@@ -140,6 +170,24 @@ mod tests {
         assert_eq!(buckets.each_ref().map(passed), [3, 0, 2]);
         assert_eq!((find(&buckets, 2, 99), find(&buckets, 1, 3)), (None, None));
         assert_eq!(buckets.iter().flat_map(entries).count(), 13);
+    }
+
+    /// Goal: whoever takes over the entries of others puts them where one by one they would have gone.
+    #[test]
+    fn what_is_appended_lies_where_it_would_have_been_filled_in() {
+        let (mut filled, mut appended) = ([Bucket::default(); 4], [Bucket::default(); 4]);
+        let mut counts = [0; 4];
+        for (id, home) in (0..19).zip([3, 3, 0, 3, 1, 3, 3, 3].into_iter().cycle()) {
+            fill(&mut filled, home, id, id as u32 + 7);
+            append(&mut appended, &mut counts, home, id, id as u32 + 7);
+        }
+        assert_eq!(appended, filled);
+        assert!(filled.iter().any(|bucket| passed(bucket) > 1));
+        remove(&mut filled, 3, 1).unwrap();
+        let mut collected = vec![(9, 9); 3];
+        collect(&filled, &mut collected);
+        assert_eq!(collected, filled.iter().flat_map(entries).collect::<Vec<_>>());
+        assert_eq!(collected.len(), 18);
     }
 
     /// Goal: a bucket that was passed is left for good only when the last one that passed it is gone.
