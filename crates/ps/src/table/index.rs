@@ -351,7 +351,7 @@ impl Segment {
 /// A segment that takes over ids of another one.
 struct Refilled {
     segment: Segment,
-    /// Entries of each bucket: those are not looked at, so that none waits for the one before.
+    /// Entries of each bucket. The buckets themselves are not read, so that no entry waits for the one before it.
     counts: Vec<u8>,
 }
 
