@@ -28,7 +28,7 @@ const WORK_MAX: Duration = Duration::from_millis(500);
 /// aside then.
 const LOST_SHARE: u32 = 20;
 /// But so many times as long as it has worked on the last one.
-const REST_BETWEEN: RangeInclusive<u32> = 8..=14;
+const REST_BETWEEN: RangeInclusive<u32> = 8..=20;
 
 impl Partitions {
     /// Writes every partition into `dir`, one or two at a time. Each is cut at one moment of its own and then taken away
