@@ -59,28 +59,33 @@ pub(super) fn remove(buckets: &mut [Bucket], home: usize, id: u64) -> Option<u32
 
 /// Adds an id that is not there, from the bucket on where it belongs. Some bucket has room.
 pub(super) fn fill(buckets: &mut [Bucket], home: usize, id: u64, row: u32) {
-    let mut place = home;
-    loop {
-        let bucket = &mut buckets[place];
-        let vacant = first(|i| half(bucket, i) == 0);
-        if vacant < PLACES {
-            bucket[vacant] = id;
-            return set_half(bucket, vacant, row.checked_add(1).expect("a row's number is below 2^32 - 1"));
-        }
-        set_half(bucket, PLACES, passed(bucket) + 1);
-        place = next(buckets, place);
-    }
+    add(buckets, home, id, row, |bucket, _| first(|i| half(bucket, i) == 0));
 }
 
 /// The same where only this ever adds to the buckets, which were empty; `counts` tells how many entries each has.
 #[inline(always)]
 pub(super) fn append(buckets: &mut [Bucket], counts: &mut [u8], home: usize, id: u64, row: u32) {
+    add(buckets, home, id, row, |_, place| {
+        let vacant = counts[place];
+        counts[place] += u8::from(usize::from(vacant) < PLACES);
+        vacant.into()
+    });
+}
+
+/// Adds an id where `vacant` has a place in a bucket of this number; [`PLACES`]: there is none.
+#[inline(always)]
+fn add(
+    buckets: &mut [Bucket],
+    home: usize,
+    id: u64,
+    row: u32,
+    mut vacant: impl FnMut(&Bucket, usize) -> usize,
+) {
     let mut place = home;
     loop {
-        let (bucket, count) = (&mut buckets[place], &mut counts[place]);
-        let vacant = usize::from(*count);
+        let bucket = &mut buckets[place];
+        let vacant = vacant(bucket, place);
         if vacant < PLACES {
-            *count += 1;
             bucket[vacant] = id;
             return set_half(bucket, vacant, row.checked_add(1).expect("a row's number is below 2^32 - 1"));
         }
