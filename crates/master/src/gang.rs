@@ -143,6 +143,8 @@ struct Member {
     place: Option<String>,
     /// Whether it was told to leave.
     leaving: bool,
+    /// Whether it is being ended because it was not heard of: what it says from then on is too late.
+    silenced: bool,
     /// Why it does not run yet, and whether that may pass.
     waits: Option<(String, bool)>,
     /// When it last called.
@@ -151,7 +153,7 @@ struct Member {
     start: Option<Start>,
     /// The start that it says it has made.
     made: Option<Start>,
-    /// Whether its program runs, as it says.
+    /// Whether its program runs, as it says, or as it was told since.
     runs: bool,
     /// How `start` ended.
     ended: Option<End>,
@@ -169,7 +171,7 @@ struct Member {
 
 impl Member {
     fn is_there(&self) -> bool {
-        self.address.is_some() && !self.leaving
+        self.address.is_some() && !self.leaving && !self.silenced
     }
 
     fn ended_well(&self) -> bool {

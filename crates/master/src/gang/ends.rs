@@ -62,6 +62,7 @@ impl Gang {
         member.address = None;
         member.waits = None;
         member.runs = false;
+        member.silenced = false;
         member.made = None;
         if let Some((ticket, _)) = member.turn.take() {
             effects.push(Effect::Answer(ticket, super::Wanted::Leave));

@@ -219,6 +219,14 @@ impl World {
         self.members.iter().filter(|(_, played)| runs(played)).map(|(rank, _)| *rank).collect()
     }
 
+    /// Whose programs of an earlier round run on.
+    pub fn left_over(&self) -> Vec<u32> {
+        let now = (self.gang.term, self.gang.round);
+        let earlier =
+            |rank: &u32| self.members[rank].start.is_some_and(|start| (start.term, start.round) < now);
+        self.running().into_iter().filter(earlier).collect()
+    }
+
     pub fn events(&self, name: &str) -> Vec<&Map<String, Value>> {
         self.told.iter().filter(|(event, _)| *event == name).map(|(_, fields)| fields).collect()
     }
@@ -498,4 +506,43 @@ fn who_hangs_is_ended_and_strangers_are_sent_away() {
     let stranger = Turn { rank: 0, pid: 999, address: "127.0.0.1:1".into(), start: None, end: None };
     world.gang.step(world.now, Event::Turn(77, stranger), &mut effects);
     assert!(effects.contains(&Effect::Answer(77, Wanted::Leave)));
+}
+
+/// Goal: one that is being ended for its silence is not there, whatever it says in its last moment.
+#[test]
+fn no_round_begins_with_one_that_is_being_ended() {
+    let mut world = World::new(&[("roles", "{ worker: 2 }")]);
+    world.call(0);
+    for _ in 0..6 {
+        world.pass(10 * SECOND);
+    }
+    world.now += SECOND;
+    let (pid, mut effects) = (world.members[&0].pid, Vec::new());
+    world.gang.step(world.now, Event::Tick, &mut effects);
+    assert!(effects.contains(&Effect::Kill(0, pid)), "{effects:?}");
+    world.call(1);
+    assert_eq!(world.gang.rounds, 0, "worker-0 is about to go");
+    let late = Turn { rank: 0, pid, address: "127.0.0.1:1".into(), start: None, end: None };
+    effects.clear();
+    world.gang.step(world.now, Event::Turn(77, late), &mut effects);
+    assert!(effects.contains(&Effect::Answer(77, Wanted::Leave)), "{effects:?}");
+    world.kill(0, None);
+    world.call_all();
+    world.call_all();
+    assert_eq!((world.running(), world.gang.rounds), (vec![0, 1], 1));
+}
+
+/// Goal: a member that was told to start its program has one, though it had no time to say so.
+#[test]
+fn no_round_begins_while_a_program_that_was_just_started_runs() {
+    let mut world = World::new(&[("roles", "{ worker: 2 }")]);
+    world.call_all();
+    world.call(0);
+    assert_eq!(world.running(), [0, 1]);
+    world.end(0, 1);
+    assert_eq!(world.gang.rounds, 1, "worker-1 has not ended its own");
+    for _ in 0..3 {
+        world.call_all();
+    }
+    assert_eq!((world.running(), world.gang.rounds), (vec![0, 1], 2));
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Effect, Event, Gang, Program, Stage, Ticket, Turn, Wanted, fields, variables};
+use super::{Effect, Event, Gang, Member, Program, Stage, Ticket, Turn, Wanted, fields, variables};
 use crate::config::{Placed, Process, Waits};
 
 /// How long a call is held when there is nothing to do.
@@ -14,7 +14,8 @@ impl Gang {
     pub(super) fn turn(&mut self, now: Duration, ticket: Ticket, turn: Turn, effects: &mut Vec<Effect>) {
         let rank = turn.rank;
         let known = self.members.get_mut(rank as usize);
-        let ours = known.filter(|member| member.process.is_some_and(|process| process.pid == turn.pid));
+        let ours = |member: &&mut Member| member.process.is_some_and(|process| process.pid == turn.pid);
+        let ours = known.filter(|member| ours(member) && !member.silenced);
         let Some(member) = ours else { return effects.push(Effect::Answer(ticket, Wanted::Leave)) };
         // One that the master before had started is no newcomer.
         let joined = member.address.is_none() && member.made.is_none();
@@ -105,7 +106,10 @@ impl Gang {
                 Wanted::Leave => true,
             };
             if differs || now.saturating_sub(since) >= HELD {
-                self.members[rank as usize].turn = None;
+                let member = &mut self.members[rank as usize];
+                member.turn = None;
+                // It does so before it calls again, and nothing else may begin meanwhile.
+                member.runs |= differs && matches!(wanted, Wanted::Program(_));
                 effects.push(Effect::Answer(ticket, wanted));
             }
         }
@@ -160,8 +164,9 @@ impl Gang {
                 let facts = fields([("member", json!(name)), ("pid", json!(process.pid))]);
                 effects.push(Effect::Emit("silent", facts));
                 effects.push(Effect::Kill(rank, process.pid));
-                // Once is enough: its exit comes.
+                // Its exit comes; where it does not, it is ended again after as long.
                 member.heard = now;
+                member.silenced = true;
             }
         }
     }

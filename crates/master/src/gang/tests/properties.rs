@@ -77,6 +77,7 @@ proptest! {
                 // All or nothing: when a round begins everybody is there, and nobody's last program runs on.
                 prop_assert_eq!(world.members.len(), 4, "a round began without all: {:?}", act);
                 prop_assert!(world.gang.members.iter().all(|member| member.address.is_some()));
+                prop_assert!(world.left_over().is_empty(), "{:?} run on: {:?}", world.left_over(), act);
             }
             for note in &world.gang.book().members {
                 prop_assert!(note.restarts <= 2);
