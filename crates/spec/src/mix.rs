@@ -1,12 +1,15 @@
 //! Deterministic mixing and seeded numbers: the same on every machine, in every run.
 
+/// What [`mix64`] multiplies by, for who does it in other words.
+pub const FACTORS: [u64; 2] = [0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb];
+
 /// A strong 64-bit mixer (splitmix64's finalizer): a bijection without fixed structure.
 #[inline(always)]
 pub fn mix64(mut x: u64) -> u64 {
     x ^= x >> 30;
-    x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = x.wrapping_mul(FACTORS[0]);
     x ^= x >> 27;
-    x = x.wrapping_mul(0x94d0_49bb_1331_11eb);
+    x = x.wrapping_mul(FACTORS[1]);
     x ^ (x >> 31)
 }
 

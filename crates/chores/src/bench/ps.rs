@@ -20,7 +20,7 @@ use crate::daemon::Daemon;
 use crate::{cache, packages};
 
 /// Rounds of checkpoints and of moves: each writes or moves gigabytes, and more than once.
-const ROUNDS: u32 = 3;
+const ROUNDS: u32 = 5;
 const QUICK_PAIRS: u32 = 3;
 /// 2 GiB of rows of dim 16 with Adagrad's slots.
 const MEMORY_ROWS: u32 = 1 << 24;
@@ -239,7 +239,7 @@ impl Report<'_> {
              Written by `cargo xtask bench ps`. Ours and each peer are measured in turn, {pairs} times\n\
              (checkpoints and moves {rounds} times); a figure is the median, and a ratio the median of the ratios of\n\
              neighbours. Ids are uniform, a batch has 40,000, and a table lies in 8 partitions. The ids of a batch come\n\
-             in the order of their hashes, as workers send them, or where it says so in no order. In one process, and\n\
+             in the order of their hashes, about as workers send them, or where it says so in no order. In one process, and\n\
              for deduplication, time is that of one thread on a core; over loopback and for checkpoints it is the\n\
              clock's, with server and client as two threads. What is pulled, pushed or gathered in one process was so\n\
              once before the clock starts, and memory for new rows is at hand: the host of a virtual machine takes back\n\
