@@ -18,6 +18,7 @@ mod go;
 mod image;
 mod kube;
 mod packages;
+mod python;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Chores of the project.")]
@@ -83,9 +84,10 @@ fn test() -> Result<()> {
     step("format", &["fmt", "--all", "--check"])?;
     step("lint", &["clippy", "--workspace", "--all-targets", "--locked", "--", "--deny", "warnings"])?;
     let bucket = bucket::Bucket::start(bucket::LOOPBACK)?;
+    let python = python::environment()?;
     let tests = ["test", "--workspace", "--locked", "--no-fail-fast"];
     println!("== test: cargo {}", tests.join(" "));
-    timed("test", cargo().args(tests).envs(bucket.environment()))?;
+    timed("test", cargo().args(tests).envs(bucket.environment()).envs([python]))?;
     on_a_cluster()
 }
 

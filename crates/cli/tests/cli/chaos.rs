@@ -203,7 +203,7 @@ pub(super) fn every_row_of(dir: &Path, epochs: u32) {
 }
 
 /// The files of every partition, as the manifest in `dir` says.
-fn chains(dir: &Path) -> Vec<Vec<Layer>> {
+pub(super) fn chains(dir: &Path) -> Vec<Vec<Layer>> {
     let text = elasticdl_storage::read(dir.join("manifest.json")).unwrap();
     let manifest: Value = serde_json::from_slice(&text).unwrap();
     let number = |of: &Value, name: &str| of[name].as_u64().unwrap();

@@ -7,6 +7,7 @@
 //! - [`bounds`]: tables that may take so much memory and no more.
 //! - [`command`]: programs of one's own.
 //! - [`failpoints`]: the same at certain points, which are shown to have been hit.
+//! - [`pyarrow`]: checkpoints read by others.
 //! - [`objects`]: the same with everything in object storage.
 //! - [`tls`]: the same encrypted, and strangers at the ports.
 //! - [`images`]: container images, unpacked and run, and pushed to a [`registry`].
@@ -32,6 +33,7 @@ mod jobs;
 mod models;
 mod moves;
 mod objects;
+mod pyarrow;
 mod registry;
 mod settings;
 mod tls;

@@ -1,0 +1,49 @@
+//! A Python with what tests import, made once and kept in the [cache](crate::cache).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use crate::kube::succeed;
+use crate::{cache, packages};
+
+/// What is installed; a directory is named after it.
+const PACKAGE: &str = "pyarrow==26.0.1";
+
+/// What tests find it by.
+pub fn environment() -> Result<(&'static str, String)> {
+    Ok(("ELASTICDL_TEST_PYTHON", ensure_made()?.display().to_string()))
+}
+
+/// The interpreter.
+fn ensure_made() -> Result<PathBuf> {
+    let made = cache::directory()?.join(format!("testpython-{}", PACKAGE.replace("==", "-")));
+    let python = |dir: &Path| dir.join("bin/python");
+    if python(&made).is_file() {
+        return Ok(python(&made));
+    }
+    println!("== installing {PACKAGE} for tests, once");
+    if !can_make_environments() {
+        packages::ensure_installed(&["python3-venv"], "the tests of files that Python reads")?;
+    }
+    let partial = tempfile::tempdir_in(cache::directory()?).context("make a directory in the cache")?;
+    succeed(Command::new("python3").args(["-m", "venv"]).arg(partial.path()))?;
+    let mut install = Command::new(python(partial.path()));
+    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", PACKAGE]);
+    succeed(&mut install).with_context(|| format!("install {PACKAGE} from PyPI"))?;
+    match fs::rename(partial.path(), &made) {
+        // Somebody else was quicker.
+        Err(_) if python(&made).is_file() => {}
+        other => other.with_context(|| format!("rename to {}", made.display()))?,
+    }
+    Ok(python(&made))
+}
+
+/// Debian has what it takes in a package of its own.
+fn can_make_environments() -> bool {
+    let mut import = Command::new("python3");
+    import.args(["-c", "import ensurepip, venv"]).stderr(Stdio::null());
+    import.status().is_ok_and(|status| status.success())
+}
