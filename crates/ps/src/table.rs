@@ -38,18 +38,12 @@ use unsent::Unsent;
 pub use words::Words;
 use work::{Copying, Decaying, Moving, Work, copy};
 
-/// Ids looked up together.
-const BLOCK: usize = 1024;
-/// So many entries and rows are asked for before they are used: enough to keep the memory busy, few enough to be in
+/// Ids looked up together: enough that it does not matter how they begin and end, and few enough that what is known of
+/// them meanwhile stays in a near cache.
+const BLOCK: usize = 2048;
+/// So many entries or rows are asked for before they are used: enough to keep the memory busy, few enough to be in
 /// the cache still.
-const AHEAD: usize = 64;
-/// So many entries are asked for at once. A processor has as many requests under way as it meets among its next few
-/// hundred instructions, so that those stand close together; more than these would have to wait.
-const GROUP: usize = 16;
-/// The same from so many rows on: no cache has their entries, nor the page tables that lead there, and the more are on
-/// their way at a time, the better.
-const GROUP_OF_MANY: usize = AHEAD;
-const MANY: u32 = 1 << 22;
+const AHEAD: usize = 256;
 
 /// The rows of a table.
 ///
@@ -292,44 +286,72 @@ impl Table {
         }
     }
 
-    /// Looks up ids and tells which are not where they are looked for first: to stop for one would hold up all
+    /// Looks up ids and tells which have no row.
+    ///
+    /// In rounds of short loops, each over all ids: a processor has as many requests under way as it meets among its
+    /// next few hundred instructions, and to stop for an id that is not where it is looked for first would hold up all
     /// after it.
     #[inline(always)]
     fn look_up(&self, ids: &[u64], numbers: &mut [u32; BLOCK]) -> Places {
-        match self.rows.len() < MANY {
-            true => self.look_up_by::<GROUP>(ids, numbers),
-            false => self.look_up_by::<GROUP_OF_MANY>(ids, numbers),
-        }
-    }
-
-    #[inline(always)]
-    fn look_up_by<const GROUP: usize>(&self, ids: &[u64], numbers: &mut [u32; BLOCK]) -> Places {
         let index = &self.index;
         // All at once, for vectors do some at a time.
         let mut hashes = [0; BLOCK];
         for (hash, id) in hashes.iter_mut().zip(ids) {
             *hash = index.hash(*id);
         }
-        let hashes = &hashes[..ids.len()];
-        let mut buckets = [&index::NONE; AHEAD];
-        let mut unknown = Places([0; BLOCK / 64]);
-        for (hashes, buckets) in hashes.chunks(GROUP).zip(buckets.chunks_mut(GROUP)) {
-            ask_for(index, hashes, buckets);
+        let mut buckets = [&index::NONE; BLOCK];
+        for (bucket, hash) in buckets.iter_mut().zip(&hashes[..ids.len()]) {
+            *bucket = index.bucket(*hash);
         }
-        let groups = ids.chunks(GROUP).zip(numbers.chunks_mut(GROUP));
-        for ((ids, numbers), from) in groups.zip((0..).step_by(GROUP)) {
-            let buckets = &mut buckets[from % AHEAD..][..GROUP];
-            for (((id, number), bucket), place) in ids.iter().zip(numbers).zip(&*buckets).zip(from..) {
-                match index::glance(bucket, *id) {
-                    Some(found) => *number = found,
-                    None => {
-                        unknown.set(place);
-                        index.ask_for_next(hashes[place]);
-                    }
-                }
+        let (first, ahead) = buckets[..ids.len()].split_at(ids.len().min(AHEAD));
+        for bucket in first {
+            prefetch::item(*bucket);
+        }
+        let mut strays = Strays { places: [0; BLOCK], count: 0 };
+        let mut found = ids.iter().zip(&mut *numbers).zip(&buckets).zip(0..);
+        for (next, (((id, number), bucket), place)) in ahead.iter().zip(&mut found) {
+            prefetch::item(*next);
+            *number = index::glance(bucket, *id);
+            strays.add_if(*number == index::ELSEWHERE, place);
+        }
+        for (((id, number), bucket), place) in found {
+            *number = index::glance(bucket, *id);
+            strays.add_if(*number == index::ELSEWHERE, place);
+        }
+        self.look_further(ids, &hashes, &mut buckets, strays, numbers)
+    }
+
+    /// Looks for those that are not where they are looked for first, a bucket further in each round; `buckets` is where
+    /// each was looked for last.
+    #[inline(always)]
+    fn look_further<'a>(
+        &'a self,
+        ids: &[u64],
+        hashes: &[u64; BLOCK],
+        buckets: &mut [&'a index::Bucket; BLOCK],
+        mut strays: Strays,
+        numbers: &mut [u32; BLOCK],
+    ) -> Places {
+        let mut unknown = Places([0; BLOCK / 64]);
+        for hops in 1.. {
+            if strays.count == 0 {
+                break;
             }
-            let ahead = hashes.get(from + AHEAD..).unwrap_or_default();
-            ask_for(index, ahead, buckets);
+            strays.keep_if(|place| match self.index.bucket_after(buckets[place], hashes[place], hops) {
+                Some(next) => {
+                    prefetch::item(next);
+                    buckets[place] = next;
+                    true
+                }
+                None => {
+                    unknown.set(place);
+                    false
+                }
+            });
+            strays.keep_if(|place| {
+                numbers[place] = index::glance(buckets[place], ids[place]);
+                numbers[place] == index::ELSEWHERE
+            });
         }
         unknown
     }
@@ -356,13 +378,28 @@ impl Table {
     }
 }
 
-/// Asks for the buckets where the first of these hashes are looked for first, as many as there is room for.
-#[inline(always)]
-fn ask_for<'a>(index: &'a Index, hashes: &[u64], buckets: &mut [&'a index::Bucket]) {
-    for (hash, bucket) in hashes.iter().zip(&mut *buckets) {
-        *bucket = index.bucket(*hash);
+/// Which ids of a block are not where they were looked for.
+struct Strays {
+    places: [u16; BLOCK],
+    count: usize,
+}
+
+impl Strays {
+    /// Adds a place, without a branch.
+    #[inline(always)]
+    fn add_if(&mut self, strays: bool, place: u16) {
+        self.places[self.count % BLOCK] = place;
+        self.count += usize::from(strays);
     }
-    buckets.iter().for_each(|bucket| prefetch::item(*bucket));
+
+    #[inline(always)]
+    fn keep_if(&mut self, mut keeps: impl FnMut(usize) -> bool) {
+        for i in 0..std::mem::take(&mut self.count) {
+            let place = self.places[i];
+            let keep = keeps(place.into());
+            self.add_if(keep, place);
+        }
+    }
 }
 
 /// Some places of a block.
@@ -420,9 +457,7 @@ impl<W: Work> NullaryFnOnce for Visit<'_, W> {
             if W::CHANGES && table.unsent.is_some() {
                 table.about_to_change(ids, &numbers);
             }
-            for (numbers, from) in numbers[..ids.len()].chunks(AHEAD).zip((from..).step_by(AHEAD)) {
-                work.on_all(&mut table.rows, from, numbers, floats);
-            }
+            work.on_all(&mut table.rows, from, &numbers[..ids.len()], floats);
         }
     }
 }

@@ -165,6 +165,14 @@ fn in_memory(told: &Value) -> Result<Vec<Figure>> {
     Ok(vec![
         against(pull, "pull", "prefetched gather", "gather", "/pull_of_gather", 0.5)?,
         beside(
+            "the same",
+            "pull",
+            "gather without pauses",
+            "gather_on",
+            "/pull_of_gather_on",
+            Wanted::Nothing,
+        )?,
+        beside(
             "the same with the ids of a batch in no order",
             "unordered",
             "prefetched gather",

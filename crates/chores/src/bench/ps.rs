@@ -244,10 +244,12 @@ impl Report<'_> {
              clock's, with server and client as two threads. What is pulled, pushed or gathered in one process was so\n\
              once before the clock starts, and memory for new rows is at hand: the host of a virtual machine takes back\n\
              what is free for some seconds.\n\n\
-             The gather copies rows of a dense array by their number and asks for them ahead. Redis has 64 bytes for\n\
-             each id and is asked with pipelined MGETs over one connection. Raw TCP sends the bytes of the rows from\n\
-             one thread to another and asks for nothing. numpy finds the unique ids with `return_inverse` and does\n\
-             not route them. The checkpoint's peer writes as many bytes to one file on the same disk and syncs it.\n\n\
+             The gather copies rows of a dense array by their number, 64 at a time, which it asks for ahead. The one\n\
+             without pauses asks for another row with each that it copies, 96 ahead: the fastest that was found. Redis\n\
+             has 64 bytes for each id and is asked with pipelined MGETs over one connection. Raw TCP sends the bytes of\n\
+             the rows from one thread to another and asks for nothing. numpy finds the unique ids with\n\
+             `return_inverse` and does not route them. The checkpoint's peer writes as many bytes to one file on the\n\
+             same disk and syncs it.\n\n\
              While training: two threads of the servers' own process pull and push batches of uniform rows, partition\n\
              by partition, as fast as they can, without sockets. That is more than workers ask for, so what is done\n\
              beside it has no core to itself. They are left alone for 5 seconds before and after each checkpoint and\n\

@@ -43,6 +43,8 @@ pub fn run(pairs: usize, rows: usize) -> Value {
     for _ in 0..pairs {
         let gather =
             steady_rate(count, || numbers.iter().for_each(|rows| dense.gather(rows, DIM, &mut floats)));
+        let on =
+            steady_rate(count, || numbers.iter().for_each(|rows| dense.gather_on(rows, DIM, &mut floats)));
         let pull = steady_rate(count, || dealt.iter().for_each(|ids| adagrad.pull(ids, &mut floats)));
         let any = steady_rate(count, || unordered.iter().for_each(|ids| adagrad.pull(ids, &mut floats)));
         let boxed = steady_rate(count, || ids.iter().for_each(|ids| boxed.pull(ids, DIM, &mut floats)));
@@ -53,17 +55,17 @@ pub fn run(pairs: usize, rows: usize) -> Value {
         let mut fresh = Trained::new(DIM, ADAGRAD);
         warm(BORN * STRIDE * 2);
         let born = rate(BORN, || unborn.iter().for_each(|ids| fresh.pull(ids, &mut floats)));
-        rounds.push([gather, pull, boxed, adagrad, adam, born, any]);
+        rounds.push([gather, pull, boxed, adagrad, adam, born, any, on]);
     }
-    let of = |f: &dyn Fn(&[f64; 7]) -> f64| median(rounds.iter().map(f).collect());
+    let of = |f: &dyn Fn(&[f64; 8]) -> f64| median(rounds.iter().map(f).collect());
     json!({
         "rows": rows, "pairs": pairs, "partitions": PARTITIONS, "bytes_per_row": adagrad.bytes_per_row(),
         "million_rows_per_second": {
             "gather": of(&|r| r[0]), "pull": of(&|r| r[1]), "boxed": of(&|r| r[2]),
             "adagrad": of(&|r| r[3]), "adam": of(&|r| r[4]), "born": of(&|r| r[5]),
-            "unordered": of(&|r| r[6]),
+            "unordered": of(&|r| r[6]), "gather_on": of(&|r| r[7]),
         },
-        "unordered_of_gather": of(&|r| r[6] / r[0]),
+        "pull_of_gather_on": of(&|r| r[1] / r[7]), "unordered_of_gather": of(&|r| r[6] / r[0]),
         "pull_of_gather": of(&|r| r[1] / r[0]), "pull_of_boxed": of(&|r| r[1] / r[2]),
         "adagrad_of_pull": of(&|r| r[3] / r[1]), "adam_of_pull": of(&|r| r[4] / r[1]),
     })

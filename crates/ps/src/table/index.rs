@@ -17,7 +17,7 @@ use elasticdl_spec::mix::mix64;
 
 use self::arena::{Arena, Shared, Size, Slot};
 use self::bucket::PLACES;
-pub(super) use self::bucket::{Bucket, NONE, entries, glance};
+pub(super) use self::bucket::{Bucket, ELSEWHERE, NONE, entries, glance};
 use super::prefetch;
 
 /// So many bits of a hash, behind those that say which segment, say which bucket of it.
@@ -146,15 +146,23 @@ impl Index {
     /// The bucket where ids of this hash are looked for first.
     #[inline(always)]
     pub(super) fn bucket(&self, hash: u64) -> &Bucket {
-        let Lead { slot, skip, .. } = self.lead(hash);
-        self.memory.bucket(slot, home(hash, skip, slot.buckets.into()))
+        let lead = self.lead(hash);
+        self.memory.bucket(&lead.slot, home(hash, lead.skip, lead.slot.buckets.into()))
     }
 
-    /// Asks for the bucket where ids of this hash are looked for next.
-    pub(super) fn ask_for_next(&self, hash: u64) {
-        let Lead { slot, skip, .. } = self.lead(hash);
+    /// The bucket where ids of this hash are looked for so many buckets further on, when they are not in the one before
+    /// that; `None`: they are nowhere.
+    #[inline(always)]
+    pub(super) fn bucket_after(&self, before: &Bucket, hash: u64, hops: usize) -> Option<&Bucket> {
+        if !bucket::was_passed(before) {
+            return None;
+        }
+        let Lead { slot, skip, .. } = *self.lead(hash);
         let buckets = self.memory.buckets(slot);
-        prefetch::item(&buckets[bucket::next(buckets, home(hash, skip, buckets.len()))]);
+        let place = home(hash, skip, buckets.len()) + hops;
+        // Where ids were taken out, each bucket may have been passed by some that are still there.
+        let around = hops >= buckets.len();
+        (!around).then(|| &buckets[if place < buckets.len() { place } else { place - buckets.len() }])
     }
 
     /// Asks for the bucket where an id is looked for first.
@@ -169,7 +177,7 @@ impl Index {
     }
 
     fn find_by(&self, hash: u64, id: u64) -> Option<u32> {
-        let Lead { slot, skip, .. } = self.lead(hash);
+        let Lead { slot, skip, .. } = *self.lead(hash);
         let buckets = self.memory.buckets(slot);
         bucket::find(buckets, home(hash, skip, buckets.len()), id)
     }
@@ -189,7 +197,7 @@ impl Index {
     /// Takes an id out and tells its row; `None`: it is not there. Nothing else moves.
     pub(super) fn remove(&mut self, id: u64) -> Option<u32> {
         let hash = self.hash(id);
-        let Lead { slot, segment, skip } = self.lead(hash);
+        let Lead { slot, segment, skip } = *self.lead(hash);
         let buckets = self.memory.buckets_mut(slot);
         let row = bucket::remove(buckets, home(hash, skip, buckets.len()), id)?;
         self.segments[segment as usize].room += 1;
@@ -237,8 +245,8 @@ impl Index {
     }
 
     #[inline(always)]
-    fn lead(&self, hash: u64) -> Lead {
-        self.directory[first_bits(hash, self.directory.len().ilog2())]
+    fn lead(&self, hash: u64) -> &Lead {
+        &self.directory[first_bits(hash, self.directory.len().ilog2())]
     }
 
     /// Takes in an id that is not there yet.

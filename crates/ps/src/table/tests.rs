@@ -1,7 +1,8 @@
 //! The table against a plain map that does the same the slow way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use elasticdl_spec::mix::mix64;
 use elasticdl_spec::shape::RowPart;
 use elasticdl_spec::{Initializer, OptimizerSpec, TableShape, TableSpec};
 use proptest::prelude::*;
@@ -56,6 +57,28 @@ fn a_pulled_row_is_what_the_initializer_says() {
     assert_eq!(pulled(&mut table, &ids), expected);
     assert_eq!(table.len(), ids.len());
     assert_eq!(read(&table, &ids), expected);
+}
+
+/// Goal: an id that found its bucket full, and those after it, is looked for there, around the end of the buckets too;
+/// and one that is nowhere is born, however many were passed.
+#[test]
+fn ids_that_crowd_are_found_however_far_they_lie() {
+    // A single segment tells buckets by the last 32 bits of a hash: all of these belong to the last one of many.
+    let crowded: Vec<u64> = (0..).filter(|id| mix64(*id) as u32 >> 20 == 0xfff).take(120).collect();
+    let others = (0..4000).map(|i| 1 << 40 | i);
+    let ids: Vec<u64> =
+        others.zip(crowded.iter().flat_map(|id| [*id; 33])).flat_map(|(a, b)| [a, b]).collect();
+    let optimizer = Optimizer::new(SGD);
+    let mut table = Table::new(shape("a"), 7, &optimizer);
+    let (early, late) = crowded.split_at(100);
+    pulled(&mut table, early);
+    let expected: Vec<f32> = ids.iter().flat_map(|id| born(&shape("a"), 7, *id, &optimizer).0).collect();
+    for _ in 0..2 {
+        assert_eq!(pulled(&mut table, &ids), expected);
+    }
+    let unique: BTreeSet<u64> = ids.iter().copied().collect();
+    assert!(late.iter().all(|id| unique.contains(id)));
+    assert_eq!((table.len(), BTreeSet::from_iter(table.ids())), (unique.len(), unique));
 }
 
 /// Defect 6 of the original: the n-th row of every table was the same vector, whatever its id.

@@ -1,8 +1,8 @@
 //! What is done with a row that was found. A trait and not closures, and loops and not `for_each`: all of it has to
 //! become part of what is compiled for this processor's vectors, and only a method can ask for that.
 
+use super::AHEAD;
 use super::slabs::Slabs;
-use super::{AHEAD, prefetch};
 use crate::optimizer::Rule;
 
 /// Done with row after row, in the order of their ids.
@@ -15,13 +15,19 @@ pub(super) trait Work {
     /// The row `number`, of the id at `place`.
     fn on(&mut self, rows: &mut Slabs, place: usize, number: u32);
 
-    /// Rows of the ids from `place` on, [`AHEAD`] at most. Of each the first `floats` are asked for before.
+    /// Rows of the ids from `place` on, one after the other. Of each the first `floats` are asked for some time before.
     #[inline(always)]
     fn on_all(&mut self, rows: &mut Slabs, place: usize, numbers: &[u32], floats: usize) {
-        for number in numbers {
+        let (first, ahead) = numbers.split_at(numbers.len().min(AHEAD));
+        for number in first {
             rows.ask_for(*number, floats);
         }
-        for (place, number) in (place..).zip(numbers) {
+        let mut numbers = (place..).zip(numbers);
+        for (next, (place, number)) in ahead.iter().zip(&mut numbers) {
+            rows.ask_for(*next, floats);
+            self.on(rows, place, *number);
+        }
+        for (place, number) in numbers {
             self.on(rows, place, *number);
         }
     }
@@ -43,17 +49,21 @@ impl<const WIDTH: usize> Work for Copying<'_, WIDTH> {
         self.on_all(rows, place, &[number], self.width);
     }
 
+    /// The same with less to be checked row by row.
     #[inline(always)]
     fn on_all(&mut self, rows: &mut Slabs, place: usize, numbers: &[u32], _: usize) {
         let width = if WIDTH == 0 { self.width } else { WIDTH };
-        let mut asked: [&[f32]; AHEAD] = [&[]; AHEAD];
-        for (row, number) in asked.iter_mut().zip(numbers) {
-            *row = &rows.row(*number)[..width];
-            prefetch::floats(row);
+        let (first, ahead) = numbers.split_at(numbers.len().min(AHEAD));
+        for number in first {
+            rows.ask_for(*number, width);
         }
-        let out = self.out[place * width..].chunks_exact_mut(width);
-        for (row, out) in asked[..numbers.len()].iter().zip(out) {
-            copy(&row[..width], out);
+        let mut copies = numbers.iter().zip(self.out[place * width..].chunks_exact_mut(width));
+        for (next, (number, out)) in ahead.iter().zip(&mut copies) {
+            rows.ask_for(*next, width);
+            copy(&rows.row(*number)[..width], out);
+        }
+        for (number, out) in copies {
+            copy(&rows.row(*number)[..width], out);
         }
     }
 }

@@ -13,9 +13,9 @@ fn measured() -> Measured {
             "bytes_per_row": 170.5,
             "million_rows_per_second": {
                 "gather": 60.0, "pull": 30.0, "boxed": 10.0, "adagrad": 15.0, "adam": 10.0, "born": 5.0,
-                "unordered": 24.0,
+                "unordered": 24.0, "gather_on": 100.0,
             },
-            "unordered_of_gather": 0.4,
+            "unordered_of_gather": 0.4, "pull_of_gather_on": 0.3,
             "pull_of_gather": 0.5, "pull_of_boxed": 3.0, "adagrad_of_pull": 0.4999, "adam_of_pull": 0.35,
         }),
         large: json!({

@@ -109,7 +109,7 @@ impl Arena {
 
     /// One bucket of a segment.
     #[inline(always)]
-    pub fn bucket(&self, slot: Slot, bucket: usize) -> &Bucket {
+    pub fn bucket(&self, slot: &Slot, bucket: usize) -> &Bucket {
         &self.words[slot.allocation as usize].as_chunks().0[slot.from as usize + bucket]
     }
 

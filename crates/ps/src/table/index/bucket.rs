@@ -15,13 +15,16 @@ pub(in crate::table) type Bucket = [u64; WORDS];
 /// A bucket without an entry.
 pub(in crate::table) const NONE: Bucket = [0; WORDS];
 
+/// No row has this number.
+pub(in crate::table) const ELSEWHERE: u32 = u32::MAX;
+
 /// Words of a bucket.
 pub(super) const WORDS: usize = 8;
 
-/// Looks for `id` in one bucket.
+/// Looks for `id` in one bucket; [`ELSEWHERE`]: it is not there.
 #[inline(always)]
-pub(in crate::table) fn glance(bucket: &Bucket, id: u64) -> Option<u32> {
-    number_of(bucket, id).checked_sub(1)
+pub(in crate::table) fn glance(bucket: &Bucket, id: u64) -> u32 {
+    number_of(bucket, id).wrapping_sub(1)
 }
 
 /// Looks for `id`, from the bucket on where it belongs.
@@ -114,21 +117,22 @@ pub(in crate::table) fn entries(bucket: &Bucket) -> impl Iterator<Item = (u64, u
 }
 
 /// The row's number plus one; 0 where the id is not in this bucket. Looks at all places without a branch: which one
-/// it is cannot be foretold.
+/// it is cannot be foretold. The id 0 is in places that are empty, too, whose number is 0.
 #[inline(always)]
 fn number_of(bucket: &Bucket, id: u64) -> u32 {
-    let place = match id {
-        // It is in places that are empty, too.
-        0 => first(|i| bucket[i] == 0 && half(bucket, i) != 0),
-        _ => first(|i| bucket[i] == id),
-    };
-    select_unpredictable(place == PLACES, 0, half(bucket, place))
+    (0..PLACES).fold(0, |number, i| number | select_unpredictable(bucket[i] == id, half(bucket, i), 0))
 }
 
 /// The first place of which this holds; [`PLACES`]: there is none.
 #[inline(always)]
 fn first(holds: impl Fn(usize) -> bool) -> usize {
     (0..PLACES).fold(1u32 << PLACES, |bits, i| bits | u32::from(holds(i)) << i).trailing_zeros() as usize
+}
+
+/// Whether ids were put further on because this bucket was full.
+#[inline(always)]
+pub(super) fn was_passed(bucket: &Bucket) -> bool {
+    passed(bucket) > 0
 }
 
 /// Ids that were put further on because this bucket was full.
