@@ -21,14 +21,17 @@
 //!
 //! A row of a table with a bound in bytes may make room for another one, which takes its number. Rows of such a table are
 //! known by their numbers: of a *number* the last file of the chain that has it counts, and the id there was in an
-//! earlier one is gone. Where a table asks how often an id was named before it gets a row, the counts are beside the
-//! rows under the name `counts of NAME`, as words in the column `id` (`table/sketch.rs`). A job without such tables has
-//! neither: its files are of format 2, without the last column.
+//! earlier one is gone. Which of them were trained since the clock's hand came by says who goes next: a bit for each,
+//! by its number, beside the rows under the name `used of NAME`, as words in the column `id` (`table/clock.rs`). Where a
+//! table asks how often an id was named before it gets a row, the counts are there too under the name `counts of NAME`
+//! (`table/sketch.rs`). Bits and counts are whole in every file, like tensors: they change in rows that do not. A job
+//! without such tables has none of this: its files are of format 2, without the last column.
 //!
 //! All of a file is of one moment between two pushes. At that moment ([`Cut::begin`]) the head and the tensors are
 //! copied, and every row that belongs into the file gets a bit; then rows are taken away, some thousand at a time. A push
-//! that comes before has the row copied first (`table/changes.rs`). So the partition's lock is never held for long, and
-//! little more memory is taken than that of one batch of rows.
+//! that comes before has the row copied first (`table/changes.rs`). So the partition's lock is held once for as long as
+//! it takes to copy its tensors, counts and bits, and never for long because of rows; and beside those little more memory
+//! is taken than that of one batch of rows.
 //!
 //! A file exists under its name only when it is whole and on disk; what counts is the length and the
 //! CRC-32 that the writer told the master. Which checkpoints are committed is the master's business.
@@ -59,10 +62,13 @@ pub use write::{Encoder, encode, sync, write, write_now};
 
 /// The version of the format that is written. Older ones stay readable; newer ones are refused.
 ///
-/// 1: every file is whole. 2: a file may add to another one. 3: tables may have bounds.
-pub const FORMAT: u32 = 3;
+/// 1: every file is whole. 2: a file may add to another one. 3: tables may have bounds. 4: with the bits of which rows
+/// were trained lately.
+pub const FORMAT: u32 = 4;
 /// What is written for a job none of whose tables has a bound.
 const FORMAT_UNBOUNDED: u32 = 2;
+/// The last one without bits.
+const FORMAT_WITHOUT_BITS: u32 = 3;
 /// The key of the schema's metadata that holds the [`Head`].
 const HEAD_KEY: &str = "elasticdl";
 const COLUMNS: [&str; 5] = ["table", "id", "weights", "slots", "number"];
@@ -115,6 +121,17 @@ impl Head {
     /// The columns of its file.
     fn columns(&self) -> &'static [&'static str] {
         if self.format <= FORMAT_UNBOUNDED { &COLUMNS[..4] } else { &COLUMNS }
+    }
+
+    /// Names of what is beside rows and tensors, by what it is and then by table: counts and bits.
+    fn names_beside(&self) -> impl Iterator<Item = String> {
+        let beside: &[&str] = match self.format {
+            ..=FORMAT_UNBOUNDED => &[],
+            FORMAT_WITHOUT_BITS => &["counts"],
+            _ => &["counts", "used"],
+        };
+        let tables = &self.shape.tables;
+        beside.iter().flat_map(|what| tables.iter().map(move |table| format!("{what} of {}", table.name)))
     }
 
     /// How many rows the partition has of each table, those that this file adds to included.

@@ -94,7 +94,7 @@ impl Table {
     pub fn with(mut self, spec: TableSpec, partitions: u32) -> Self {
         self.l2 = spec.l2;
         self.bound = Bound::new(&spec, self.rows.stride(), partitions);
-        self.index = Table::empty_index(self.bound.as_ref(), partitions);
+        (self.index, self.rows) = Table::empty(self.bound.as_ref(), self.rows.stride(), partitions);
         self
     }
 
@@ -118,7 +118,7 @@ impl Table {
         self.len() == 0
     }
 
-    /// Bytes in use: rows, slots, index, and what its bound needs.
+    /// Bytes of memory that it takes: rows, slots, index, and what its bound needs.
     pub fn bytes(&self) -> u64 {
         self.rows.bytes() + self.index.bytes() + self.bound.as_ref().map_or(0, Bound::bytes)
     }

@@ -62,8 +62,14 @@ fn by_us(dir: &Path) -> Rows {
 fn reads_the_same(more: &str) -> Option<Rows> {
     let python = python()?;
     let (world, file) = counting(30, more);
-    let often =
-        ["--set", "checkpoint.every=100ms", "--set", "checkpoint.full_every=9", "--set", "checkpoint.keep=99"];
+    let often = [
+        "--set",
+        "checkpoint.every=100ms",
+        "--set",
+        "checkpoint.full_every=9",
+        "--set",
+        "checkpoint.keep=99",
+    ];
     let mut job = world.start(&[&["train", &file][..], &often].concat());
     let adds = |e: &Value| e["event"] == "checkpoint" && e["adding"].as_u64() > Some(0);
     let checkpoint = job.until("a checkpoint that adds to others", adds)["checkpoint"].as_u64().unwrap();

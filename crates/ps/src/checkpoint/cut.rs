@@ -3,7 +3,7 @@
 use crate::checkpoint::{FORMAT, FORMAT_UNBOUNDED, Head};
 use crate::error::{Error, Result};
 use crate::partition::Partition;
-use crate::table::{Order, Rows, Table};
+use crate::table::{Order, Rows, Table, Words};
 
 /// Floats in one piece of a tensor.
 const PIECE_FLOATS: usize = 1 << 20;
@@ -12,15 +12,15 @@ const PIECE_FLOATS: usize = 1 << 20;
 #[derive(Debug)]
 pub struct Cut {
     pub(super) head: Head,
-    /// Tensors whole and counts of strangers, by their place among the names of tables, tensors and counts; each in
-    /// pieces.
+    /// Tensors, counts of strangers and bits, all whole, by their place among the names of tables, tensors, counts and
+    /// bits; tensors in pieces.
     pub(super) tensors: Vec<(usize, Rows)>,
     /// The table whose rows come next.
     table: usize,
 }
 
 impl Cut {
-    /// Cuts `partition`. It may go on at once.
+    /// Cuts `partition`. It may go on as soon as its tensors, counts and bits are copied.
     pub fn begin(partition: &mut Partition, order: Order) -> Self {
         let (base, rows) = partition.begin_cut(order);
         let head = head(partition, order.checkpoint, base, rows);
@@ -35,9 +35,10 @@ impl Cut {
                 tensors.push((shape.tables.len() + index, Rows { ids, weights, slots, ..Rows::default() }));
             }
         }
-        for (place, table) in partition.tables().iter().enumerate() {
-            let rows = Rows { ids: table.strangers().0, ..Rows::default() };
-            tensors.push((shape.tables.len() + shape.tensors.len() + place, rows));
+        let (strangers, used) = (Table::strangers as fn(&Table) -> Words, Table::used as _);
+        let beside = [strangers, used].into_iter().flat_map(|of| partition.tables().iter().map(of));
+        for (words, place) in beside.zip(shape.tables.len() + shape.tensors.len()..) {
+            tensors.push((place, Rows { ids: words.0, ..Rows::default() }));
         }
         tensors.retain(|(_, piece)| !piece.is_empty());
         Cut { head, tensors, table: 0 }

@@ -38,7 +38,7 @@ pub fn decode_contents(chain: &[&[u8]]) -> Result<Contents> {
         while let Some(batch) = file.next_batch()? {
             match tables.get_mut(batch.name) {
                 None => {
-                    // Counts of strangers come after the last tensor.
+                    // Counts and bits come after the last tensor.
                     let tensor = tensors.get_mut(batch.name - tables.len());
                     tensor.into_iter().for_each(|tensor| tensor.extend_from_slice(batch.weights()));
                 }
@@ -98,9 +98,9 @@ pub(super) struct CheckpointFile<'a, R = Source> {
     reader: FileReader<R>,
 }
 
-/// Rows of one table, a piece of one tensor, or counts of one table.
+/// Rows of one table, a piece of one tensor, or counts or bits of one table.
 pub(super) struct Batch {
-    /// Which table, or (counted on from there) which tensor of the shape, or whose counts.
+    /// Which table, or (counted on from there) which tensor of the shape, or whose counts, or whose bits.
     pub(super) name: usize,
     batch: RecordBatch,
 }
@@ -144,8 +144,7 @@ impl<'a, R: Read + Seek> CheckpointFile<'a, R> {
             let names = batch.column(0).as_dictionary::<Int32Type>().keys();
             let name = usize::try_from(names.value(0)).unwrap_or(usize::MAX);
             let (tables, tensors) = (self.head.shape.tables.len(), self.head.shape.tensors.len());
-            let counts = if self.head.bounds.is_empty() { 0 } else { tables };
-            let known = tables + tensors + counts;
+            let known = tables + tensors + self.head.names_beside().count();
             if name >= known || names.values().iter().any(|n| *n != names.value(0)) {
                 return Err(Error::damaged(self.path, "a record batch mixes tables or has none"));
             }

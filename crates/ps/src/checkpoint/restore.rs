@@ -72,8 +72,8 @@ struct Last {
     head: Head,
     /// Values and slots of the tensors that live here.
     tensors: Vec<(Vec<f32>, Vec<f32>)>,
-    /// By table: counts of ids without a row.
-    strangers: Vec<Vec<u64>>,
+    /// By table: counts of ids without a row; behind those, by table, bits of rows.
+    beside: Vec<Vec<u64>>,
 }
 
 impl<'a> Restoring<'a> {
@@ -92,7 +92,7 @@ impl<'a> Restoring<'a> {
         check_follows(&file.head, checkpoint, self.last.take().map(|last| last.checkpoint), path)?;
         let mut tensors: Vec<(Vec<f32>, Vec<f32>)> = vec![Default::default(); self.partition.tensors().len()];
         let mut rows = vec![0; self.model.shape.tables.len()];
-        let mut strangers = vec![Vec::new(); rows.len()];
+        let mut beside = vec![Vec::new(); 2 * rows.len()];
         let ours = self.model.tensors_of(id).unwrap_or_default();
         while let Some(batch) = file.next_batch()? {
             let Some(tensor) = batch.name.checked_sub(rows.len()) else {
@@ -101,8 +101,8 @@ impl<'a> Restoring<'a> {
                 fill_table(&mut self.partition, &batch, (file.head.base, rows_of_all), path)?;
                 continue;
             };
-            if let Some(table) = tensor.checked_sub(self.model.shape.tensors.len()) {
-                strangers[table].extend_from_slice(batch.ids());
+            if let Some(place) = tensor.checked_sub(self.model.shape.tensors.len()) {
+                beside[place].extend_from_slice(batch.ids());
                 continue;
             }
             let Some(place) = ours.iter().position(|i| *i == tensor) else {
@@ -117,7 +117,7 @@ impl<'a> Restoring<'a> {
             let name = &table.shape().name;
             return Err(Error::damaged(path, format!("{found} of {said} rows of {name:?}")));
         }
-        self.last = Some(Last { checkpoint, path: path.into(), head: file.head, tensors, strangers });
+        self.last = Some(Last { checkpoint, path: path.into(), head: file.head, tensors, beside });
         Ok(())
     }
 
@@ -125,7 +125,7 @@ impl<'a> Restoring<'a> {
     fn finish(mut self) -> Result<Partition> {
         let nothing =
             || Error::damaged(&path_of(Path::new(""), self.partition.id()), "it is in no checkpoint");
-        let Last { path, mut head, tensors, strangers, .. } = self.last.take().ok_or_else(nothing)?;
+        let Last { path, mut head, tensors, mut beside, .. } = self.last.take().ok_or_else(nothing)?;
         let (tables, places, memory) = self.partition.restoring();
         for (table, rows) in tables.iter().zip(head.partition_rows()) {
             if table.len() as u64 != *rows {
@@ -140,10 +140,12 @@ impl<'a> Restoring<'a> {
             tables.iter_mut().for_each(Table::differs_from_files);
         }
         head.bounds.resize_with(tables.len(), Bounds::default);
-        for ((table, bounds), strangers) in tables.iter_mut().zip(head.bounds).zip(strangers) {
-            if !table.restore_bound(&Bounds { strangers: Words(strangers), ..bounds }) {
-                let name = &table.shape().name;
-                return Err(Error::damaged(&path, format!("rows of {name:?} are missing by their numbers")));
+        let used = beside.split_off(tables.len()).into_iter().map(Words);
+        let beside = beside.into_iter().map(Words).zip(used);
+        for ((table, bounds), (strangers, used)) in tables.iter_mut().zip(head.bounds).zip(beside) {
+            if !table.restore_bound(&Bounds { strangers, used, ..bounds }) {
+                let reason = format!("rows of {:?}, or their bits, are missing", table.shape().name);
+                return Err(Error::damaged(&path, reason));
             }
         }
         for (place, (values, slots)) in places.iter_mut().zip(tensors) {

@@ -128,7 +128,7 @@ impl Reader {
                         }
                         // Each file has all tensors, and the newest file comes first.
                         None if age > 0 => {}
-                        // Counts of strangers come after the last tensor.
+                        // Counts and bits come after the last tensor.
                         None => {
                             let tensor = tensors.get_mut(batch.name - shape.tables.len());
                             tensor.into_iter().for_each(|tensor| tensor.extend_from_slice(batch.weights()));

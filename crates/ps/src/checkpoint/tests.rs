@@ -78,9 +78,9 @@ fn bits(partition: &Partition) -> String {
     });
     let tensors = partition.tensors().iter().map(|t| (bits(t.values()), bits(t.slots())));
     let (tables, tensors): (Vec<_>, Vec<_>) = (tables.collect(), tensors.collect());
-    // Rows of tables with a bound keep their numbers, and what was counted.
+    // Rows of tables with a bound keep their numbers, and all that says who goes next.
     let bounds = partition.tables().iter().filter(|t| t.counts().is_some());
-    let bounds = bounds.map(|t| (t.is_numbered().then(|| t.ids()), t.bounds(), t.strangers()));
+    let bounds = bounds.map(|t| (t.is_numbered().then(|| t.ids()), t.whole_bounds()));
     let bounds: Vec<_> = bounds.collect();
     format!("{tables:?} {tensors:?} {:?} {bounds:?}", partition.memory())
 }

@@ -41,9 +41,7 @@ impl<W: Write> Encoder<W> {
         let tables = shape.tables.iter().map(|t| t.name.as_str());
         let mut names: Vec<String> =
             tables.chain(shape.tensors.iter().map(|t| t.name.as_str())).map(String::from).collect();
-        if !cut.head.bounds.is_empty() {
-            names.extend(shape.tables.iter().map(|table| format!("counts of {}", table.name)));
-        }
+        names.extend(cut.head.names_beside());
         let names: ArrayRef = Arc::new(StringArray::from(names));
         let file = Summing { inner, bytes: 0, crc: crc32fast::Hasher::new() };
         let buffered = BufWriter::with_capacity(BUFFER, file);

@@ -157,7 +157,7 @@ impl Partition {
         for i in 0..self.tables.len() {
             if !self.tables[i].restore_bound(head.bounds.get(i).unwrap_or(&untold)) {
                 let name = self.tables[i].shape().name.clone();
-                return Err(self.misfit(format!("rows of table {name:?} are missing")));
+                return Err(self.misfit(format!("rows of table {name:?}, or their bits, are missing")));
             }
         }
         let memory = &mut self.memory;

@@ -31,8 +31,8 @@ const LOST_SHARE: u32 = 20;
 const REST_BETWEEN: RangeInclusive<u32> = 8..=20;
 
 impl Partitions {
-    /// Writes every partition into `dir`, one or two at a time. Each is cut at one moment of its own and then taken away
-    /// piece by piece, so that its lock is held for about a millisecond at a time.
+    /// Writes every partition into `dir`, one or two at a time. Each is cut at one moment of its own, for which its lock is
+    /// held while its tensors are copied; its rows are then taken away piece by piece, about a millisecond at a time.
     pub fn write_checkpoint(&self, dir: &Path, order: Order) -> Result<Vec<Written>> {
         // What was handed over is another server's to write.
         let all = self.each(|partition| partition.is_handed_over()).into_iter();

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::clock::Clock;
 use super::index::Index;
 use super::sketch::Sketch;
+use super::slabs::Slabs;
 use super::words::Words;
 use super::work::Work;
 use super::{AHEAD, Table};
@@ -56,9 +57,9 @@ fn rows_max(floats: usize, spec: &TableSpec, share: u64) -> usize {
     fits.max(1)
 }
 
-/// Bytes of so many rows with all that belongs to them.
+/// Bytes of so many rows with all that belongs to them: all memory that is got for them, when there is most of it.
 fn needed(floats: usize, rows: usize) -> u64 {
-    4 * (floats as u64) * rows as u64 + Clock::bytes_of(rows) + Index::bytes_bounded(rows)
+    Slabs::bytes_bounded(floats, rows) + Clock::bytes_of(rows) + Index::bytes_bounded(rows)
 }
 
 fn sketch_bytes(spec: &TableSpec, share: u64) -> u64 {
@@ -66,7 +67,7 @@ fn sketch_bytes(spec: &TableSpec, share: u64) -> u64 {
 }
 
 /// The bound of a table.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct Bound {
     admit_after: u8,
     /// How often ids without a row were named; `None`: once is enough.
@@ -103,7 +104,7 @@ pub struct Bounds {
     /// The counts of ids without a row. A checkpoint file has them beside its rows.
     #[serde(default, skip_serializing_if = "Words::is_empty")]
     pub strangers: Words,
-    /// The bits of rows that were trained lately; a checkpoint has none.
+    /// The bits of rows that were trained since the hand came by. A checkpoint file has them beside its rows, too.
     #[serde(default, skip_serializing_if = "Words::is_empty")]
     pub used: Words,
 }
@@ -145,10 +146,12 @@ impl Bound {
 }
 
 impl Table {
-    /// An index that fits the table's bound.
-    pub(super) fn empty_index(bound: Option<&Bound>, partitions: u32) -> Index {
-        let clock = bound.and_then(|bound| bound.clock.as_ref());
-        clock.map_or_else(|| Index::new(partitions), |clock| Index::bounded(partitions, clock.rows_max()))
+    /// An index and room for rows that fit the table's bound.
+    pub(super) fn empty(bound: Option<&Bound>, stride: usize, partitions: u32) -> (Index, Slabs) {
+        match bound.and_then(|bound| bound.clock.as_ref()).map(Clock::rows_max) {
+            None => (Index::new(partitions), Slabs::new(stride)),
+            Some(rows) => (Index::bounded(partitions, rows), Slabs::bounded(stride, rows)),
+        }
     }
 
     /// Bytes that it may take in this partition, if they are bounded.
@@ -183,8 +186,12 @@ impl Table {
 
     /// All there is to tell of its bound beside rows: whoever has both goes on as this table does.
     pub(crate) fn whole_bounds(&self) -> Bounds {
-        let used = Words(self.clock().map_or_else(Vec::new, |clock| clock.used().to_vec()));
-        Bounds { strangers: self.strangers(), used, ..self.bounds() }
+        Bounds { strangers: self.strangers(), used: self.used(), ..self.bounds() }
+    }
+
+    /// The bits of rows that were trained since the hand came by; none where rows never go.
+    pub(crate) fn used(&self) -> Words {
+        Words(self.clock().map_or_else(Vec::new, |clock| clock.used().to_vec()))
     }
 
     /// The counts of ids without a row; none where the table needs none.
@@ -194,7 +201,7 @@ impl Table {
     }
 
     /// All rows are in place: the bound becomes what it was. A sketch of another size is begun anew, and without bits
-    /// every row counts as trained. `false`: rows are missing.
+    /// every row counts as trained. `false`: rows are missing, or bits of some.
     pub(crate) fn restore_bound(&mut self, bounds: &Bounds) -> bool {
         let rows = self.len();
         let Some(bound) = &mut self.bound else { return true };
@@ -203,8 +210,8 @@ impl Table {
             let _ = sketch.restore(&bounds.strangers.0);
         }
         let Some(clock) = &mut bound.clock else { return true };
-        clock.restore(usize::try_from(bounds.hand).unwrap_or(0), &bounds.used.0);
-        bound.placed == rows
+        let fits = clock.restore(usize::try_from(bounds.hand).unwrap_or(0), &bounds.used.0);
+        fits && bound.placed == rows
     }
 
     /// Makes the row `number` that of `id`, as it is elsewhere: nobody is counted, refused or evicted. Rows come in any

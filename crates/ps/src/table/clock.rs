@@ -7,13 +7,20 @@
 
 use elasticdl_spec::Evict;
 
+use super::pages::Pages;
+
+/// Room for so many rows is made at first.
+const FIRST_ROWS: usize = 64;
+
 /// The ids of a table's rows by their numbers, and whose turn it is to go.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct Clock {
-    /// By row number.
-    ids: Vec<u64>,
+    /// By row number, with room for more.
+    ids: Pages<u64>,
     /// One bit for each row that was trained since the hand came by.
-    used: Vec<u64>,
+    used: Pages<u64>,
+    /// How many rows there are.
+    len: usize,
     /// The row that is looked at next.
     hand: usize,
     rows_max: usize,
@@ -23,22 +30,23 @@ pub(super) struct Clock {
 impl Clock {
     /// Of a table without a row, which takes so many.
     pub(super) fn new(rows_max: usize, evict: Evict) -> Self {
-        Clock { ids: Vec::new(), used: Vec::new(), hand: 0, rows_max, evict }
+        let room = rows_max.clamp(1, FIRST_ROWS);
+        Clock { ids: Pages::small(room), used: Pages::small(words(room)), len: 0, hand: 0, rows_max, evict }
     }
 
-    /// Bytes that it has for so many rows.
+    /// Bytes that it takes with so many rows, where there may be no more.
     pub(super) fn bytes_of(rows: usize) -> u64 {
-        8 * (rows + rows.div_ceil(64)) as u64
+        Pages::<u64>::bytes_small(rows) + Pages::<u64>::bytes_small(words(rows))
     }
 
-    /// Bytes in use.
+    /// Bytes of memory.
     pub(super) fn bytes(&self) -> u64 {
-        8 * (self.ids.capacity() + self.used.capacity()) as u64
+        self.ids.bytes_of_first(self.len) + self.used.bytes_of_first(words(self.len))
     }
 
     /// Whether a row must go before another one comes.
     pub(super) fn is_full(&self) -> bool {
-        self.ids.len() >= self.rows_max
+        self.len >= self.rows_max
     }
 
     /// How many rows there may be.
@@ -48,7 +56,7 @@ impl Clock {
 
     /// The ids of all rows, by number.
     pub(super) fn ids(&self) -> &[u64] {
-        &self.ids
+        &self.ids[..self.len]
     }
 
     /// Where the hand is.
@@ -58,22 +66,18 @@ impl Clock {
 
     /// The bits of rows that were trained since the hand came by.
     pub(super) fn used(&self) -> &[u64] {
-        &self.used
+        &self.used[..words(self.len)]
     }
 
     /// Makes room for the numbers below `len`; what they are is told by [`Clock::set`].
     pub(super) fn reach(&mut self, len: usize) {
-        if len <= self.ids.len() {
-            return;
-        }
-        if len > self.ids.capacity() {
+        if len > self.ids.len() {
             // Twice as much as before, but never more than will be needed.
-            let room = (2 * self.ids.capacity()).max(64).min(self.rows_max).max(len);
-            self.ids.reserve_exact(room - self.ids.len());
-            self.used.reserve_exact(room.div_ceil(64) - self.used.len());
+            let room = (2 * self.ids.len()).min(self.rows_max).max(len);
+            self.ids.grow(room);
+            self.used.grow(words(room));
         }
-        self.ids.resize(len, 0);
-        self.used.resize(len.div_ceil(64), 0);
+        self.len = self.len.max(len);
     }
 
     /// The row `number` is that of `id` now.
@@ -93,14 +97,14 @@ impl Clock {
             self.pass_over();
         }
         let victim = self.hand;
-        self.hand = (self.hand + 1) % self.ids.len();
+        self.hand = (self.hand + 1) % self.len;
         u32::try_from(victim).expect("a row's number is below 2^32")
     }
 
     /// Moves the hand to the first row from it on that was not trained, and takes the bits of those in between. Each
     /// bit that is taken was set by a push, so that a push pays for the way.
     fn pass_over(&mut self) {
-        let len = self.ids.len();
+        let len = self.len;
         loop {
             let (word, first) = (self.hand / 64, self.hand % 64);
             let end = (len - 64 * word).min(64);
@@ -116,14 +120,23 @@ impl Clock {
         }
     }
 
-    /// Becomes what another one was, which has the same rows. Without its bits every row counts as trained.
-    pub(super) fn restore(&mut self, hand: usize, used: &[u64]) {
-        self.hand = if hand < self.ids.len() { hand } else { 0 };
-        match used.len() == self.used.len() {
-            true => self.used.copy_from_slice(used),
-            false => self.used.fill(u64::MAX),
+    /// Becomes what another one was, which has the same rows. Without its bits (files of old have none) every row counts
+    /// as trained. `false`: they are the bits of more rows, or of fewer.
+    pub(super) fn restore(&mut self, hand: usize, used: &[u64]) -> bool {
+        self.hand = if hand < self.len { hand } else { 0 };
+        let words = words(self.len);
+        match used.len() {
+            0 => (0..self.len).for_each(|number| self.touch(number as u32)),
+            given if given == words => self.used[..words].copy_from_slice(used),
+            _ => return false,
         }
+        true
     }
+}
+
+/// Words of the bits of so many rows.
+fn words(rows: usize) -> usize {
+    rows.div_ceil(64)
 }
 
 #[cfg(test)]
@@ -160,13 +173,14 @@ mod tests {
     /// Goal: the memory is what the plan of a table says, at the end and on the way there.
     #[test]
     fn it_takes_no_more_than_was_said() {
-        for rows in [1, 63, 64, 65, 1000, 5000] {
+        for rows in [1, 63, 64, 65, 1000, 5000, 200_000] {
             let mut clock = Clock::new(rows, Evict::Use);
             for len in 1..=rows {
                 clock.reach(len);
                 assert!(clock.bytes() <= Clock::bytes_of(rows), "{len} of {rows}");
                 assert_eq!(clock.is_full(), len == rows);
             }
+            assert_eq!(clock.bytes(), Clock::bytes_of(rows), "{rows}");
         }
     }
 

@@ -18,6 +18,7 @@ use elasticdl_spec::mix::mix64;
 use self::arena::{Arena, Shared, Size, Slot};
 use self::bucket::PLACES;
 pub(super) use self::bucket::{Bucket, ELSEWHERE, NONE, entries, glance};
+use super::pages::LITTLE;
 use super::prefetch;
 
 /// So many bits of a hash, behind those that say which segment, say which bucket of it.
@@ -120,11 +121,15 @@ impl Index {
         Index { planned: (planned.depth > 0).then_some(planned), ..Index::new(partitions) }
     }
 
-    /// The bytes of a bounded index for so many ids.
+    /// The bytes of a bounded index for so many ids at the worst moment: when it has grown last, and what it was before is
+    /// there still, if that is not little.
     pub(super) fn bytes_bounded(ids: usize) -> u64 {
         let Layout { depth, size } = Layout::of(ids, DEVIATIONS_BOUNDED);
         let segments = 1u64 << depth;
-        arena::bytes(size, segments, shared(depth)) + segments * size_of::<Lead>() as u64
+        let before = if depth == 0 { size.before() } else { Some(Size::LAST) };
+        let before = before.map_or(0, |size| arena::bytes(size, 1, Shared::No));
+        let before = if before < LITTLE as u64 { 0 } else { before };
+        before + arena::bytes(size, segments, shared(depth)) + segments * size_of::<Lead>() as u64
     }
 
     /// An empty index with room for so many ids of the same table.

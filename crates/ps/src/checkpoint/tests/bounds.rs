@@ -1,7 +1,10 @@
 //! Files of tables with a bound, whose rows go by numbers.
 
-use super::cuts::{opened, push, push_any, written_with};
+use elasticdl_spec::mix::mix2;
+
+use super::cuts::{Written, opened, push, push_any, written_with};
 use super::*;
+use crate::table::Table;
 
 /// Goal: ids that go, and those that go and come again under another number, are as they were at the last cut of a chain,
 /// for whoever restores it and for whoever reads it.
@@ -9,7 +12,7 @@ use super::*;
 fn a_chain_knows_who_has_gone_and_who_came_back() {
     let mut partition = Partition::new(bounded_model(SGD), HERE, 1);
     let all: Vec<usize> = (0..120).collect();
-    (0..2).for_each(|_| push(&mut partition, &all[..60], 1.0));
+    (0..2).for_each(|_| push(&mut partition, &all[..54], 1.0));
     let mut chain = vec![written_with(&mut partition, 1, None)];
     let ids = ids_of(HERE, 200);
     let held = |partition: &Partition| partition.tables()[1].ids().contains(&ids[0]);
@@ -41,9 +44,107 @@ fn a_chain_knows_who_has_gone_and_who_came_back() {
     assert!(counts.evicted > 10, "{counts:?}");
 }
 
+/// The rows of the next batch, drawn by its number: some are trained all the time, others now and then, so that the hand
+/// finds rows of both kinds.
+fn drawn(batch: usize) -> Vec<usize> {
+    let draw = |i: usize| mix2(batch as u64, i as u64) as usize;
+    (0..9).map(|i| if i < 5 { draw(i) % 40 } else { 40 + draw(i) % 100 }).collect()
+}
+
+/// A model whose tables are as is said of all of them.
+fn model_of(said: &str) -> Arc<Model> {
+    let said = serde_json::from_str(&format!(r#"{{ "*": {said} }}"#)).unwrap();
+    Arc::new(Model::new("test", shape(), ADAM, SEED, PARTITIONS).with_tables(&said))
+}
+
+/// How many rows were trained since the hand came by.
+fn trained_lately(table: &Table) -> usize {
+    table.used().0.iter().map(|word| word.count_ones() as usize).sum()
+}
+
+/// The same partition at another server, which copies it.
+fn moved(partition: &mut Partition) -> Partition {
+    let mut new = Partition::new(Arc::clone(partition.model()), HERE, partition.incarnation() + 1);
+    let copy = partition.begin_copy();
+    while partition.unsent() > 0 {
+        new.put_rows(&partition.copy_next(7, 1000)).unwrap();
+    }
+    let tensors = partition.tensors().iter().map(|t| (t.values().to_vec(), t.slots().to_vec())).collect();
+    new.take_over(partition.head(), tensors).unwrap();
+    partition.end_copy(copy);
+    new
+}
+
+/// Goal: the promise that the outcome is the same to the bit whatever dies. Whoever goes on from a chain of files, or from
+/// a copy, has the same rows go as one that has never stopped.
+#[test]
+fn rows_go_as_if_nothing_had_died_or_moved() {
+    for (said, uses) in [
+        (r#"{ "memory_max": "12Ki" }"#, true),
+        (r#"{ "memory_max": "12Ki", "admit_after": 2 }"#, true),
+        (r#"{ "memory_max": "12Ki", "evict": "age" }"#, false),
+    ] {
+        let model = model_of(said);
+        // The first one never stops. Of the others each goes on from where it was when a file was written.
+        let mut all = vec![Partition::new(Arc::clone(&model), HERE, 1)];
+        let mut batch = 0;
+        let mut train = |batches: usize, all: &mut [Partition]| {
+            for _ in 0..batches {
+                all.iter_mut().for_each(|partition| push(partition, &drawn(batch), batch as f32 / 8.0));
+                let expected = bits(&all[0]);
+                assert!(all.iter().all(|one| bits(one) == expected), "{said} after batch {batch}");
+                batch += 1;
+            }
+        };
+        train(60, &mut all);
+        let mut chain: Vec<Written> = Vec::new();
+        let evicted = |of: &Partition| of.tables().iter().map(|t| t.counts().unwrap().evicted).min().unwrap();
+        let (before, mut mixed) = (evicted(&all[0]), 0);
+        for checkpoint in 1..=8 {
+            let written = written_with(&mut all[0], checkpoint, (checkpoint > 1).then(|| checkpoint - 1));
+            assert_eq!(written.base.is_some(), checkpoint > 1, "all add to the first");
+            chain.push(written);
+            let trained = all[0].tables().iter().map(|table| (trained_lately(table), table.len()));
+            mixed += trained.filter(|(trained, all)| (1..*all).contains(trained)).count();
+            all.push(opened(&model, 1 + checkpoint, &chain).unwrap());
+            let copied = moved(&mut all[0]);
+            all.push(copied);
+            train(2, &mut all);
+        }
+        train(20, &mut all);
+        assert!(mixed > 8 || !uses, "rows of both kinds in {mixed} of 16 tables");
+        assert!(evicted(&all[0]) > before + 20, "{} rows have gone since {before}", evicted(&all[0]));
+    }
+}
+
+/// Goal: files from before there were bits are read, and every row counts as trained then.
+#[test]
+fn files_of_the_third_format_are_read_without_bits() {
+    let mut partition = Partition::new(model_of(r#"{ "memory_max": "12Ki" }"#), HERE, 1);
+    (0..40).for_each(|batch| push(&mut partition, &drawn(batch), 1.0));
+    let mut cut = Cut::begin(&mut partition, WHOLE);
+    cut.head.format = 3;
+    let (tables, tensors) = (cut.head.shape.tables.len(), cut.head.shape.tensors.len());
+    cut.tensors.retain(|(name, _)| *name < 2 * tables + tensors);
+    let mut encoder = Encoder::new(&mut cut, Vec::new()).unwrap();
+    let mut rows = Rows::default();
+    while let Some((table, _)) = cut.take_rows(&mut partition, &mut rows).unwrap() {
+        encoder.put(table, &mut rows).unwrap();
+    }
+    let (bytes, sum) = encoder.finish().unwrap();
+    let restored = decode(partition.model(), HERE, 2, &[(1, &bytes, sum)]).unwrap();
+    let ids = |of: &Partition| of.tables().iter().map(Table::ids).collect::<Vec<_>>();
+    assert_eq!(ids(&restored), ids(&partition));
+    for (old, new) in partition.tables().iter().zip(restored.tables()) {
+        assert_eq!(new.bounds(), old.bounds());
+        assert_eq!(new.strangers(), old.strangers());
+        assert!(trained_lately(old) < old.len() && trained_lately(new) == new.len());
+    }
+}
+
 /// Goal: a job that has no table with a bound writes what it has always written.
 #[test]
-fn files_without_bounds_are_of_the_second_format_and_others_of_the_third() {
+fn files_without_bounds_are_of_the_second_format_and_others_of_the_fourth() {
     let mut partition = Partition::new(model_with(SGD), HERE, 1);
     push(&mut partition, &[1, 2], 1.0);
     let plain = written_with(&mut partition, 1, None);
@@ -55,7 +156,7 @@ fn files_without_bounds_are_of_the_second_format_and_others_of_the_third() {
     (0..2).for_each(|_| push(&mut partition, &[1, 2], 1.0));
     let bounded = written_with(&mut partition, 1, None);
     let head = decode_contents(&[&bounded.bytes]).unwrap().head;
-    assert_eq!((head.format, head.columns().len(), head.rows), (3, 5, vec![2, 2]));
+    assert_eq!((head.format, head.columns().len(), head.rows), (4, 5, vec![2, 2]));
     assert_eq!((head.bounds[0].counts.refused, head.bounds[1].counts.refused), (2, 0));
 
     // Either is read by a job that says otherwise of its tables.

@@ -8,6 +8,7 @@ use elasticdl_spec::{Evict, Initializer, OptimizerSpec, TableShape};
 use proptest::prelude::*;
 
 use super::*;
+use crate::table::pages::{LITTLE, counted};
 use crate::table::{Order, Rows};
 
 const ADAGRAD: OptimizerSpec =
@@ -253,10 +254,12 @@ proptest! {
     }
 }
 
-/// Goal: the promise itself. However many ids come and go, a table takes no more than its share, and most of it.
+/// Goal: the promise itself. However many ids come and go, a table takes no more than its share, and most of it; and no
+/// more is ever got for it, not even while it grows, but for little things that are copied then.
 #[test]
 fn a_table_takes_its_share_and_no_more() {
-    for (memory, admit_after) in [(1 << 16, 1), (4 << 20, 2), (8 << 20, 1)] {
+    for (memory, admit_after) in [(1 << 16, 1), (4 << 20, 2), (8 << 20, 1), (9_000_001, 1)] {
+        let (before, _) = (counted::now(), counted::most());
         let mut table = table(spec(Some(memory), admit_after, Evict::Use));
         let mut ids = Vec::new();
         for batch in 0..200u64 {
@@ -264,6 +267,13 @@ fn a_table_takes_its_share_and_no_more() {
             ids.extend((0..1000).map(|i| mix64(1 + batch / u64::from(admit_after) * 1000 + i)));
             push(&mut table, &ids, batch as f32);
             assert!(table.bytes() <= memory, "{} of {memory} bytes at batch {batch}", table.bytes());
+            let (got, most) = (counted::now() - before, counted::most() - before);
+            let told = table.bytes() - table.bound.as_ref().unwrap().sketch.as_ref().map_or(0, Sketch::bytes);
+            assert!(
+                got <= memory as i64 && most <= (memory as usize + LITTLE) as i64,
+                "{got}, {most} of {memory} bytes"
+            );
+            assert!(got as u64 + (4 << 10) >= told, "{told} of {got} bytes are told");
         }
         let counts = table.counts().unwrap();
         assert!(counts.evicted > 10_000, "{counts:?}");

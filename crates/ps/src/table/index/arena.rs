@@ -20,9 +20,16 @@ impl Size {
     pub const FIRST: Size = Size(0);
     /// What the halves of the largest begin with: three quarters as full as it was.
     pub const SPLIT: Size = Size((BUCKETS.len() - TOGETHER.len()) as u8);
+    /// The largest.
+    pub const LAST: Size = Size(BUCKETS.len() as u8 - 1);
 
     pub fn buckets(self) -> usize {
         BUCKETS[usize::from(self.0)].into()
+    }
+
+    /// The next smaller; `None`: it is the smallest.
+    pub fn before(self) -> Option<Size> {
+        self.0.checked_sub(1).map(Size)
     }
 
     /// The next larger; `None`: it is the largest.
@@ -100,7 +107,7 @@ impl Arena {
         room.vacant |= 1 << (slot.from / slot.buckets);
         if room.holds.is_some_and(|(_, together)| room.vacant == all(together)) {
             *room = GIVEN_BACK;
-            self.bytes -= size_of_val(&words[..]) as u64;
+            self.bytes -= words.bytes();
             return;
         }
         held.fill(0);
@@ -131,7 +138,7 @@ impl Arena {
     fn allocate(&mut self, size: Size, together: u32) -> usize {
         let words = size.buckets() * together as usize * WORDS;
         let words = if together == 1 { Pages::small(words) } else { Pages::huge(words) };
-        self.bytes += size_of_val(&words[..]) as u64;
+        self.bytes += words.bytes();
         let room = Room { holds: Some((size, together)), vacant: all(together) };
         if let Some(number) = self.rooms.iter().position(|room| room.holds.is_none()) {
             (self.words[number], self.rooms[number]) = (words, room);
@@ -145,8 +152,13 @@ impl Arena {
 
 /// Bytes of so many segments of one size, where nothing else is.
 pub(super) fn bytes(size: Size, segments: u64, shared: Shared) -> u64 {
-    let together = if shared == Shared::Yes { u64::from(size.together()) } else { 1 };
-    segments.next_multiple_of(together) * (size.buckets() * WORDS * size_of::<u64>()) as u64
+    let words = size.buckets() * WORDS;
+    match (shared, size.together()) {
+        (Shared::No, _) | (_, 1) => segments * Pages::<u64>::bytes_small(words),
+        (Shared::Yes, together) => {
+            segments.div_ceil(together.into()) * Pages::<u64>::bytes_huge(words * together as usize)
+        }
+    }
 }
 
 /// The bits of all slots of an allocation.
