@@ -181,7 +181,10 @@ impl Work {
                 warn!(from = order.from, %id, error = %error.chain(), "a partition cannot be followed");
                 // A connection may end. Whoever cannot do what the other one did is nothing that may take its place,
                 // not even for a promotion that waits for this very thread.
-                if !matches!(error, Error::Io { .. } | Error::Wire(wire::Error::Io { .. })) {
+                if !matches!(
+                    error,
+                    Error::Io { .. } | Error::Wire(wire::Error::Io { .. } | wire::Error::Truncated { .. })
+                ) {
                     drop(shadow.take(id));
                     backups.forget_one(id, &shadow);
                 }

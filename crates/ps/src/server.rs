@@ -7,7 +7,7 @@
 #![expect(clippy::disallowed_methods, reason = "an edge: it waits for sockets and keeps deadlines")]
 
 use std::collections::BTreeMap;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +19,7 @@ use elasticdl_wire::connection::Who;
 use elasticdl_wire::frame::{Frame, Limits};
 use elasticdl_wire::ps::{self, kind};
 use elasticdl_wire::{Identity, Stream, Token};
+use tracing::field::display;
 use tracing::{debug, info, warn};
 
 use crate::error::{Error, Result};
@@ -37,11 +38,15 @@ pub struct Options {
     pub limits: Limits,
     /// How long a new connection may take to say who it is, TLS included.
     pub hello_deadline: Duration,
+    /// How long a peer may stand still in the middle of a frame, and how long it may take nothing of an answer.
+    /// Between frames it may be silent for ever. Whoever was merely slow connects and asks again.
+    pub stall_deadline: Duration,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { limits: Limits::default(), hello_deadline: Duration::from_secs(10) }
+        let (hello_deadline, stall_deadline) = (Duration::from_secs(10), Duration::from_secs(60));
+        Options { limits: Limits::default(), hello_deadline, stall_deadline }
     }
 }
 
@@ -145,15 +150,29 @@ fn begin(stream: TcpStream, peer: SocketAddr, number: u64, shared: &Arc<Shared>)
     drop(connections);
     let entry = Entry { number, shared: Arc::clone(shared) };
     let started = Builder::new().name(format!("ps-conn-{number}")).spawn(move || {
-        match serve(stream, peer, &entry.shared) {
-            Ok(()) => debug!(%peer, "connection closed"),
-            Err(Error::Wire(wire::Error::Io { attempt, source })) => {
-                debug!(%peer, %attempt, error = %source, "connection lost");
-            }
-            Err(error) => warn!(%peer, error = %error.chain(), "connection closed for a reason"),
-        }
+        let mut who = None;
+        let outcome = serve(stream, peer, &entry.shared, &mut who);
+        report(peer, who, outcome);
     });
     started.map(|_| ())
+}
+
+/// Tells why a connection has ended. Peers leave, and are killed, between two frames; what they leave half done, or do
+/// wrong, somebody should hear of.
+fn report(peer: SocketAddr, who: Option<Who>, outcome: Result<()>) {
+    let who = who.map(display);
+    match outcome {
+        Ok(()) => debug!(%peer, who, "connection closed"),
+        Err(Error::Wire(wire::Error::Io { attempt, source })) if is_loss(&source) => {
+            debug!(%peer, who, %attempt, error = %source, "connection lost");
+        }
+        Err(error) => warn!(%peer, who, error = %error.chain(), "connection closed for a reason"),
+    }
+}
+
+/// Whether a connection is merely gone: the system says so, or it has ended without a goodbye.
+fn is_loss(error: &io::Error) -> bool {
+    error.raw_os_error().is_some() || error.kind() == io::ErrorKind::UnexpectedEof
 }
 
 /// A connection's place in the list: given up when its thread ends, in a panic too, so that the peer
@@ -169,43 +188,51 @@ impl Drop for Entry {
     }
 }
 
-/// Serves one connection until the peer closes it or does something wrong.
-fn serve(tcp: TcpStream, peer: SocketAddr, shared: &Shared) -> Result<()> {
+/// Serves one connection until the peer closes it or does something wrong. `who` it is is noted once it is known.
+fn serve(tcp: TcpStream, peer: SocketAddr, shared: &Shared, who: &mut Option<Who>) -> Result<()> {
     prepare(&tcp).map_err(|e| wire::Error::io("setting up a connection", e))?;
-    let until = Instant::now() + shared.options.hello_deadline;
+    let Options { limits, hello_deadline, stall_deadline } = shared.options;
     let mut stream = Stream::accepted(tcp, shared.identity.as_ref())?;
-    if let Err(error) = shake(&mut stream, until) {
+    let mut timed = Timed { stream: &mut stream, until: Instant::now() + hello_deadline, hello_deadline };
+    if let Err(error) = timed.shake() {
         // TLS has told the peer already; nothing can be said in frames.
         drain(stream.tcp());
         return Err(error);
     }
     let (mut request, mut reply) = (Frame::default(), Frame::default());
-    let who = match hello(&mut stream, &mut request, shared, until) {
-        Ok(who) => who,
+    let caller = match hello(timed, &mut request, shared) {
+        Ok(caller) => *who.insert(caller),
         Err(error) => {
             refuse(&mut stream, &mut reply, 0, &error);
             return Err(error);
         }
     };
-    info!(%peer, %who, "connected");
+    info!(%peer, who = %caller, "connected");
+    let mut steady = Steady::new(&mut stream, stall_deadline)?;
     reply.begin(kind::WELCOME, request.request());
-    send(&mut stream, &mut reply)?;
-
-    let mut requests = Requests::new(&shared.partitions, shared.options.limits).of(who);
-    while request.read(&mut stream, shared.options.limits)? {
-        let answered =
-            requests.answer_in_parts(&request, &mut reply, &mut |part| part.write_part(&mut stream));
-        if let Err(error) = answered {
-            // Who has half an answer asks again, and hears who has the partition now.
-            if matches!(error, Error::Left { .. }) {
-                return Err(error);
-            }
-            refuse(&mut stream, &mut reply, request.request(), &error);
-            return Err(error);
-        }
-        send(&mut stream, &mut reply)?;
+    let mut requests = Requests::new(&shared.partitions, limits).of(caller);
+    let outcome = converse(&mut steady, &mut request, &mut reply, limits, &mut requests);
+    if let Err(error) = &outcome {
+        refuse(&mut stream, &mut reply, request.request(), error);
     }
-    Ok(())
+    outcome
+}
+
+/// Sends what is in `reply`, and answers requests until the peer closes.
+fn converse(
+    stream: &mut Steady<'_>,
+    request: &mut Frame,
+    reply: &mut Frame,
+    limits: Limits,
+    requests: &mut Requests<'_>,
+) -> Result<()> {
+    loop {
+        reply.write(stream).map_err(|e| wire::Error::io("sending an answer", e))?;
+        if !stream.next(request, limits)? {
+            return Ok(());
+        }
+        requests.answer_in_parts(request, reply, &mut |part| part.write_part(stream))?;
+    }
 }
 
 fn prepare(stream: &TcpStream) -> io::Result<()> {
@@ -216,20 +243,8 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Finds out over TLS whether the peer is of this job.
-fn shake(stream: &mut Stream, until: Instant) -> Result<()> {
-    loop {
-        let outcome = set_deadline(stream.tcp(), until).and_then(|()| stream.handshake());
-        match outcome {
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            outcome => return Ok(outcome.map_err(wire::Error::shaking)?),
-        }
-    }
-}
-
 /// Reads the first frame and tells who has sent it.
-fn hello(stream: &mut Stream, frame: &mut Frame, shared: &Shared, until: Instant) -> Result<Who> {
-    let mut timed = Timed { stream, until };
+fn hello(mut timed: Timed<'_>, frame: &mut Frame, shared: &Shared) -> Result<Who> {
     if !frame.read(&mut timed, HELLO_LIMITS)? {
         return Err(wire::Error::io("waiting for HELLO", io::ErrorKind::UnexpectedEof.into()).into());
     }
@@ -243,22 +258,16 @@ fn hello(stream: &mut Stream, frame: &mut Frame, shared: &Shared, until: Instant
     if !shared.token.matches(token) {
         return Err(wire::Error::Refused("wrong token: it is not the one of this job".into()).into());
     }
-    let tcp = stream.tcp();
-    let lifted = tcp.set_read_timeout(None).and_then(|()| tcp.set_write_timeout(None));
-    lifted.map_err(|e| wire::Error::io("lifting the deadline", e))?;
     Ok(who)
-}
-
-fn send(stream: &mut Stream, frame: &mut Frame) -> Result<()> {
-    Ok(frame.write(stream).map_err(|e| wire::Error::io("sending an answer", e))?)
 }
 
 /// Tells the peer why its connection ends. Best effort: it may be gone.
 fn refuse(stream: &mut Stream, frame: &mut Frame, request: u64, error: &Error) {
     let reason = match error {
-        Error::Wire(wire::Error::Io { .. }) => return,
-        // Another try may help: the peer is to take it for a broken connection.
-        Error::NoLeave { .. } => return,
+        Error::Wire(wire::Error::Io { .. } | wire::Error::Truncated { .. }) => return,
+        // Another try may help: the peer is to take it for a broken connection. Who has half an answer asks again, and
+        // hears who has the partition now.
+        Error::NoLeave { .. } | Error::Left { .. } => return,
         Error::Wire(wire::Error::Refused(reason)) => reason.clone(),
         other => other.chain(),
     };
@@ -276,16 +285,81 @@ fn drain(mut tcp: &TcpStream) {
     while set_deadline(tcp, until).is_ok() && matches!(tcp.read(&mut buffer), Ok(n) if n > 0) {}
 }
 
-/// Reads until a moment, however slowly the bytes drip in.
+/// The stream of a peer that has yet to say who it is: until a moment, however slowly the bytes drip in.
 struct Timed<'a> {
     stream: &'a mut Stream,
     until: Instant,
+    hello_deadline: Duration,
+}
+
+impl Timed<'_> {
+    /// Finds out over TLS whether the peer is of this job.
+    fn shake(&mut self) -> Result<()> {
+        loop {
+            match self.in_time(Stream::handshake) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                outcome => return Ok(outcome.map_err(wire::Error::shaking)?),
+            }
+        }
+    }
+
+    fn in_time<T>(&mut self, attempt: impl FnOnce(&mut Stream) -> io::Result<T>) -> io::Result<T> {
+        let outcome = set_deadline(self.stream.tcp(), self.until).and_then(|()| attempt(self.stream));
+        in_words(outcome, || format!("who calls was not said within {:?}", self.hello_deadline))
+    }
 }
 
 impl Read for Timed<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        set_deadline(self.stream.tcp(), self.until)?;
-        self.stream.read(buffer)
+        self.in_time(|stream| stream.read(buffer))
+    }
+}
+
+/// The stream of a peer that has said who it is. The socket itself keeps the deadline of each call, which is over with
+/// the first byte.
+struct Steady<'a> {
+    stream: &'a mut Stream,
+    stall_deadline: Duration,
+}
+
+impl<'a> Steady<'a> {
+    fn new(stream: &'a mut Stream, stall_deadline: Duration) -> Result<Self> {
+        let (tcp, each) = (stream.tcp(), Some(stall_deadline));
+        let set = tcp.set_read_timeout(each).and_then(|()| tcp.set_write_timeout(each));
+        set.map_err(|e| wire::Error::io("setting the deadline", e))?;
+        Ok(Steady { stream, stall_deadline })
+    }
+
+    /// Waits for the next request, however long it takes to begin.
+    fn next(&mut self, frame: &mut Frame, limits: Limits) -> wire::Result<bool> {
+        loop {
+            match frame.read(self, limits) {
+                Err(wire::Error::Io { source, .. }) if is_late(&source) && !self.stream.is_amid_record() => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn sent<T>(&mut self, attempt: impl FnOnce(&mut Stream) -> io::Result<T>) -> io::Result<T> {
+        in_words(attempt(self.stream), || format!("nothing was taken for {:?}", self.stall_deadline))
+    }
+}
+
+impl Read for Steady<'_> {
+    #[inline]
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        in_words(self.stream.read(buffer), || format!("nothing came for {:?}", self.stall_deadline))
+    }
+}
+
+impl Write for Steady<'_> {
+    #[inline]
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        self.sent(|stream| stream.write(buffer))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.sent(Stream::flush)
     }
 }
 
@@ -293,8 +367,21 @@ impl Read for Timed<'_> {
 fn set_deadline(tcp: &TcpStream, until: Instant) -> io::Result<()> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {
-        return Err(io::ErrorKind::TimedOut.into());
+        return Err(io::ErrorKind::WouldBlock.into());
     }
     tcp.set_read_timeout(Some(left))?;
     tcp.set_write_timeout(Some(left))
+}
+
+/// Says what it means that a deadline has passed, where the system only says that it would have to wait.
+fn in_words<T>(outcome: io::Result<T>, words: impl FnOnce() -> String) -> io::Result<T> {
+    outcome.map_err(|e| match e.kind() {
+        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, words()),
+        _ => e,
+    })
+}
+
+/// Whether this is a deadline of ours, in words; what the system says has a number.
+fn is_late(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::TimedOut && error.raw_os_error().is_none()
 }

@@ -15,6 +15,14 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// The connection broke, ended or stood still in the middle of a frame.
+    #[error("a frame broke off: {arrived}")]
+    Truncated {
+        /// How much had come, and of what.
+        arrived: String,
+        /// Why no more came.
+        source: std::io::Error,
+    },
     /// The other side sent something that is no frame, or not the frame that was due.
     #[error("malformed frame: {0}")]
     Malformed(String),
@@ -85,7 +93,7 @@ impl Error {
     pub fn kind(&self) -> Kind {
         match self {
             // A stranger at the address of a peer is gone once the topology says where the peer went.
-            Error::Io { .. } | Error::Handshake { .. } => Kind::Retry,
+            Error::Io { .. } | Error::Truncated { .. } | Error::Handshake { .. } => Kind::Retry,
             Error::Malformed(_) => Kind::Bug,
             Error::Refused(_) | Error::Token { .. } | Error::Identity { .. } | Error::Exposed { .. } => {
                 Kind::User

@@ -2,8 +2,8 @@
 //!
 //! A frame is a sequence of 64-bit little-endian words: two of header, then the payload. Everything in
 //! a payload starts at a word, so ids and floats are used in place, without a copy. The layouts of the
-//! payloads are in [`crate::ps`]. Reading never trusts a length further than [`Limits::words_max`] and
-//! allocates as data arrives, not as it is announced.
+//! payloads are in [`crate::ps`]. Reading never trusts a length further than [`Limits::words_max`], makes room as
+//! data arrives, not as it is announced, and never for more than the longest frame.
 //!
 //! A long frame may be sent in parts, each with the header again, so that what is ready travels while the rest is
 //! made. The highest bit of the kind says that another part follows; none is empty, and the limit counts for all of
@@ -15,6 +15,7 @@ use std::io::{Read, Write};
 use crate::error::{Error, Result};
 
 const HEADER_WORDS: usize = 2;
+const HEADER_BYTES: usize = HEADER_WORDS * 8;
 /// With this bit in its kind a part of a frame says that another one follows.
 const MORE: u32 = 1 << 31;
 /// How many words are made room for before the first of them has arrived.
@@ -104,10 +105,18 @@ impl Frame {
 
     /// Appends `count` words and hands them out to be filled.
     fn grow(&mut self, count: usize) -> &mut [u64] {
+        self.grow_within(count, usize::MAX)
+    }
+
+    /// The same, where what is made room for in advance is at most so many words in all.
+    fn grow_within(&mut self, count: usize, room_max: usize) -> &mut [u64] {
         let start = self.len;
         self.len += count;
         if self.words.len() < self.len {
-            self.words.resize(self.len.max(start * 2), 0);
+            let room = self.len.max((start * 2).min(room_max));
+            // A vector by itself would make room for twice of what it had.
+            self.words.reserve_exact(room - self.words.len());
+            self.words.resize(room, 0);
         }
         &mut self.words[start..self.len]
     }
@@ -167,10 +176,19 @@ impl Frame {
     }
 
     /// Receives the next frame into this one. `Ok(false)`: the peer closed between two frames.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`]: the connection failed before the first byte of a frame. After a deadline of the stream one may
+    /// call again. [`Error::Truncated`]: it ended or failed in the middle of one. [`Error::Malformed`]: this is no
+    /// frame, or one over the limit. After both nothing more can be read.
     pub fn read(&mut self, stream: &mut impl Read, limits: Limits) -> Result<bool> {
         let mut header = [0; HEADER_WORDS];
-        if !read_header(stream, bytemuck::cast_slice_mut(&mut header))? {
-            return Ok(false);
+        match fill(stream, bytemuck::cast_slice_mut(&mut header)) {
+            Ok(()) => {}
+            Err(Short { got: 0, why: None }) => return Ok(false),
+            Err(Short { got: 0, why: Some(source) }) => return Err(Error::io("waiting for a frame", source)),
+            Err(short) => return Err(short.of(0, HEADER_BYTES, "its header")),
         }
         self.len = 0;
         loop {
@@ -192,9 +210,9 @@ impl Frame {
             if payload == 0 {
                 return Err(Error::Malformed("a part of a frame without anything in it".into()));
             }
-            if !read_header(stream, bytemuck::cast_slice_mut(&mut header))? {
-                return Err(Error::io("reading a frame", std::io::ErrorKind::UnexpectedEof.into()));
-            }
+            fill(stream, bytemuck::cast_slice_mut(&mut header)).map_err(|short| {
+                short.of(0, HEADER_BYTES, &format!("the next header of {kind:#x}, request {request},"))
+            })?;
         }
     }
 
@@ -208,30 +226,52 @@ impl Frame {
                 limits.words_max * 8
             )));
         }
+        let room_max = limits.words_max.saturating_add(HEADER_WORDS);
         while self.len < end {
+            let before = self.len;
             // Room that is there already costs nothing; new room is made as data arrives.
-            let step = (end - self.len).min(STEP_WORDS.max(self.words.len() - self.len));
-            stream
-                .read_exact(bytemuck::cast_slice_mut(self.grow(step)))
-                .map_err(|e| Error::io("reading a frame", e))?;
+            let step = (end - before).min(STEP_WORDS.max(self.words.len() - before));
+            let room = self.grow_within(step, room_max);
+            if let Err(short) = fill(stream, bytemuck::cast_slice_mut(room)) {
+                let what = format!("{:#x}, request {},", self.kind(), self.request());
+                return Err(short.of((before - HEADER_WORDS) * 8, (end - HEADER_WORDS) * 8, &what));
+            }
         }
         Ok(())
     }
 }
 
-/// Reads the two header words; `false` where the stream ends before the first byte.
-fn read_header(stream: &mut impl Read, header: &mut [u8]) -> Result<bool> {
-    let mut filled = 0;
-    while filled < header.len() {
-        match stream.read(&mut header[filled..]) {
-            Ok(0) if filled == 0 => return Ok(false),
-            Ok(0) => return Err(Error::io("reading a frame", std::io::ErrorKind::UnexpectedEof.into())),
-            Ok(n) => filled += n,
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(Error::io("reading a frame", e)),
+/// A stream that ended or failed too early.
+struct Short {
+    /// Bytes that came of those that were due.
+    got: usize,
+    /// Nothing where the stream ended.
+    why: Option<std::io::Error>,
+}
+
+impl Short {
+    /// The error for what was due in all, where so much had come before.
+    fn of(self, before: usize, due: usize, what: &str) -> Error {
+        let source = self.why.unwrap_or_else(|| std::io::ErrorKind::UnexpectedEof.into());
+        Error::Truncated {
+            arrived: format!("{} of {due} bytes of {what} had come", before + self.got),
+            source,
         }
     }
-    Ok(true)
+}
+
+/// Fills all of `room`.
+fn fill(stream: &mut impl Read, room: &mut [u8]) -> std::result::Result<(), Short> {
+    let mut got = 0;
+    while got < room.len() {
+        match stream.read(&mut room[got..]) {
+            Ok(0) => return Err(Short { got, why: None }),
+            Ok(n) => got += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(Short { got, why: Some(e) }),
+        }
+    }
+    Ok(())
 }
 
 /// A payload being read from front to back.
@@ -303,125 +343,4 @@ impl<'a> Payload<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn a_frame_survives_the_wire() {
-        let mut sent = Frame::default();
-        sent.begin(3, 42);
-        sent.put(7);
-        sent.put_floats(&[1.0, 2.0, 3.0]);
-        sent.put_bytes(b"hello, you");
-        let mut bytes = Vec::new();
-        sent.write(&mut bytes).unwrap();
-
-        let mut got = Frame::default();
-        let mut stream = &bytes[..];
-        assert!(got.read(&mut stream, Limits::default()).unwrap());
-        assert_eq!((got.kind(), got.request()), (3, 42));
-        let mut payload = got.payload();
-        assert_eq!(payload.take().unwrap(), 7);
-        assert_eq!(payload.take_floats(3).unwrap(), [1.0, 2.0, 3.0]);
-        assert_eq!(payload.take_bytes().unwrap(), b"hello, you");
-        payload.end().unwrap();
-        assert!(!got.read(&mut stream, Limits::default()).unwrap(), "the stream ends between frames");
-    }
-
-    #[test]
-    fn a_truncated_frame_is_an_error_at_every_byte() {
-        let mut sent = Frame::default();
-        sent.begin(1, 2);
-        sent.put_all(&[1, 2, 3]);
-        let mut bytes = Vec::new();
-        sent.write(&mut bytes).unwrap();
-        for cut in 1..bytes.len() {
-            let result = Frame::default().read(&mut &bytes[..cut], Limits::default());
-            assert!(result.is_err(), "cut at {cut}");
-        }
-    }
-
-    /// A frame that was sent in three parts.
-    fn in_parts() -> Vec<u8> {
-        let (mut sent, mut bytes) = (Frame::default(), Vec::new());
-        sent.begin(5, 6);
-        sent.put_all(&[1, 2]);
-        sent.write_part(&mut bytes).unwrap();
-        sent.put(3);
-        sent.write_part(&mut bytes).unwrap();
-        sent.put_all(&[4, 5]);
-        sent.write(&mut bytes).unwrap();
-        bytes
-    }
-
-    #[test]
-    fn what_is_sent_in_parts_comes_whole() {
-        let mut bytes = in_parts();
-        bytes.extend(in_parts());
-        let (mut got, mut stream) = (Frame::default(), &bytes[..]);
-        for _ in 0..2 {
-            assert!(got.read(&mut stream, Limits { words_max: 5 }).unwrap());
-            assert_eq!((got.kind(), got.request(), got.payload().rest()), (5, 6, &[1, 2, 3, 4, 5][..]));
-        }
-        let bytes = in_parts();
-        for cut in 1..bytes.len() {
-            assert!(Frame::default().read(&mut &bytes[..cut], Limits::default()).is_err(), "cut at {cut}");
-        }
-        let error = Frame::default().read(&mut &bytes[..], Limits { words_max: 4 }).unwrap_err();
-        assert!(error.to_string().contains("40 bytes announced, 32 is the limit"), "{error}");
-    }
-
-    #[test]
-    fn a_frame_that_is_given_up_for_another_one_is_that_one() {
-        let (mut sent, mut bytes) = (Frame::default(), Vec::new());
-        sent.begin(5, 6);
-        sent.put_all(&[1, 2]);
-        sent.write_part(&mut bytes).unwrap();
-        sent.begin(7, 6);
-        sent.put(9);
-        sent.write(&mut bytes).unwrap();
-        let mut got = Frame::default();
-        assert!(got.read(&mut &bytes[..], Limits::default()).unwrap());
-        assert_eq!((got.kind(), got.payload().rest()), (7, &[9][..]));
-
-        let mut both = bytes.clone();
-        both.truncate(32);
-        sent.begin(7, 6);
-        sent.put(9);
-        sent.write_part(&mut both).unwrap();
-        let error = got.read(&mut &both[..], Limits::default()).unwrap_err();
-        assert!(error.to_string().contains("parts of two frames"), "{error}");
-    }
-
-    #[test]
-    fn parts_without_anything_are_refused() {
-        let mut bytes = Vec::new();
-        let mut sent = Frame::default();
-        sent.begin(5, 6);
-        sent.write_part(&mut bytes).unwrap();
-        let error = Frame::default().read(&mut &bytes[..], Limits::default()).unwrap_err();
-        assert!(error.to_string().contains("without anything in it"), "{error}");
-    }
-
-    #[test]
-    fn an_oversized_frame_is_refused_before_it_is_read() {
-        let header = [1u64 | (1 << 40), 0];
-        let error = Frame::default().read(&mut bytemuck::cast_slice(&header), Limits { words_max: 16 });
-        assert!(error.unwrap_err().to_string().contains("128 is the limit"));
-    }
-
-    proptest! {
-        #[test]
-        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let mut frame = Frame::default();
-            let mut stream = &bytes[..];
-            while let Ok(true) = frame.read(&mut stream, Limits { words_max: 1 << 10 }) {
-                let mut payload = frame.payload();
-                let _ = payload.take_count(3);
-                let _ = payload.take_bytes();
-                let _ = payload.take_floats(usize::MAX / 2);
-            }
-        }
-    }
-}
+mod tests;

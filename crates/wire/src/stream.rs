@@ -45,7 +45,15 @@ impl Stream {
     pub fn tcp(&self) -> &TcpStream {
         match self {
             Stream::Plain(tcp) => tcp,
-            Stream::Tls(tls) => tls.tcp.get_ref(),
+            Stream::Tls(tls) => tls.tcp.socket.get_ref(),
+        }
+    }
+
+    /// Whether a part of a TLS record has come, of which nobody can read anything yet. Without TLS nothing is kept back.
+    pub fn is_amid_record(&self) -> bool {
+        match self {
+            Stream::Plain(_) => false,
+            Stream::Tls(tls) => !tls.tcp.is_between(),
         }
     }
 
@@ -102,12 +110,12 @@ impl Write for Stream {
 #[derive(Debug)]
 pub struct Tls {
     connection: Connection,
-    tcp: BufReader<TcpStream>,
+    tcp: Records,
 }
 
 impl Tls {
     fn new(connection: Connection, tcp: TcpStream) -> Self {
-        Tls { connection, tcp: BufReader::with_capacity(READ_BYTES, tcp) }
+        Tls { connection, tcp: Records::new(tcp) }
     }
 
     fn handshake(&mut self) -> io::Result<()> {
@@ -155,7 +163,7 @@ impl Tls {
     /// Sends what is encrypted. It keeps its place: after an error that may pass it goes on from there.
     fn send(&mut self) -> io::Result<()> {
         while self.connection.wants_write() {
-            match self.connection.write_tls(&mut self.tcp.get_ref()) {
+            match self.connection.write_tls(&mut self.tcp.socket.get_ref()) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(_) => {}
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -163,6 +171,55 @@ impl Tls {
             }
         }
         Ok(())
+    }
+}
+
+/// What comes from a socket, and where in a TLS record it stands: rustls does not tell whether it waits for the rest
+/// of one. A record begins with five bytes, the last two of which say how many follow.
+#[derive(Debug)]
+struct Records {
+    socket: BufReader<TcpStream>,
+    header: [u8; 5],
+    /// Bytes of the header that have come, and of what it announces those that have not.
+    begun: usize,
+    left: usize,
+}
+
+impl Records {
+    fn new(tcp: TcpStream) -> Self {
+        let socket = BufReader::with_capacity(READ_BYTES, tcp);
+        Records { socket, header: [0; 5], begun: 0, left: 0 }
+    }
+
+    fn is_between(&self) -> bool {
+        self.begun == 0 && self.left == 0
+    }
+
+    fn pass(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            if self.left > 0 {
+                let passed = self.left.min(bytes.len());
+                self.left -= passed;
+                bytes = &bytes[passed..];
+                continue;
+            }
+            let taken = (self.header.len() - self.begun).min(bytes.len());
+            self.header[self.begun..][..taken].copy_from_slice(&bytes[..taken]);
+            self.begun += taken;
+            bytes = &bytes[taken..];
+            if self.begun == self.header.len() {
+                self.begun = 0;
+                self.left = u16::from_be_bytes([self.header[3], self.header[4]]).into();
+            }
+        }
+    }
+}
+
+impl Read for Records {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.socket.read(buffer)?;
+        self.pass(&buffer[..count]);
+        Ok(count)
     }
 }
 

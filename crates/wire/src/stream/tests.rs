@@ -25,6 +25,7 @@ fn sockets() -> [TcpStream; 2] {
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let ends = [listener.accept().unwrap().0, client];
     for end in &ends {
+        end.set_nodelay(true).unwrap();
         end.set_read_timeout(Some(PATIENCE)).unwrap();
     }
     ends
@@ -93,6 +94,7 @@ fn frames_of_any_size_arrive_and_the_end_between_two_of_them_is_no_error() {
                     arrives(&mut server, words);
                     frame(words).write(&mut server).unwrap();
                 }
+                assert!(!server.is_amid_record(), "all of the last one was read");
                 assert!(!Frame::default().read(&mut server, Limits::default()).unwrap());
             });
             for words in [0, 1, 2047, 100_000, 3] {
@@ -110,6 +112,32 @@ fn a_stream_that_is_cut_off_without_a_goodbye_is_an_error() {
     drop(client);
     let error = Frame::default().read(&mut server, Limits::default()).unwrap_err();
     assert!(error.chain().contains("close_notify"), "{}", error.chain());
+}
+
+/// Goal: a peer that keeps silent is told from one that stops in the middle, also where a whole record came before.
+#[test]
+fn a_record_that_has_begun_is_noticed_though_nothing_of_it_can_be_read() {
+    let [mut server, mut client] = pair(Some(&made()));
+    server.tcp().set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    frame(300).write(&mut client).unwrap();
+    let mut got = Frame::default();
+    let mut silent = |server: &mut Stream| {
+        let error = got.read(server, Limits::default()).unwrap_err();
+        matches!(error, Error::Io { source, .. } if source.kind() == ErrorKind::WouldBlock)
+    };
+    arrives(&mut server, 300);
+    assert!(silent(&mut server) && !server.is_amid_record());
+    // A header in two pieces, then some of what it announces.
+    for bytes in [&[0x17, 3, 3, 0][..], &[40], &[7; 39]] {
+        client.tcp().write_all(bytes).unwrap();
+        assert!(silent(&mut server) && server.is_amid_record(), "{bytes:?}");
+    }
+    let [mut server, mut client] = pair(Some(&made()));
+    server.tcp().set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    frame(300).write(&mut client).unwrap();
+    client.tcp().write_all(&[0x17, 3, 3, 0, 40]).unwrap();
+    arrives(&mut server, 300);
+    assert!(silent(&mut server) && server.is_amid_record());
 }
 
 #[test]

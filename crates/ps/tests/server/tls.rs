@@ -1,54 +1,30 @@
 //! A server that asks for the job's certificate, over real loopback, and those who have none.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::disallowed_methods,
-    reason = "a test may fail by panic, and is of today"
-)]
+use std::time::SystemTime;
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use elasticdl_wire::{Identity, Stream};
 
-use elasticdl_ps::server::{Options, Server};
-use elasticdl_ps::{Model, Partition, Partitions};
-use elasticdl_spec::shape::RowPart;
-use elasticdl_spec::{Initializer, ModelShape, OptimizerSpec, PartitionId, TableShape};
-use elasticdl_wire::connection::Who;
-use elasticdl_wire::frame::{Frame, Limits};
-use elasticdl_wire::ps::{self, PullMode, Status, kind};
-use elasticdl_wire::{Error, Identity, Result, Stream, Token};
-
-const SECRET: &str = "0123456789abcdef";
-const PATIENCE: Duration = Duration::from_secs(20);
-const LIMITS: Limits = Limits { words_max: 1 << 16 };
+use super::hostile::part;
+use super::*;
 
 fn identity() -> Identity {
     Identity::make(SystemTime::now()).unwrap()
 }
 
-fn server(identity: &Identity, hello_deadline: Duration) -> (Server, Arc<Partitions>) {
+fn server(identity: &Identity, options: Options) -> (Server, Arc<Partitions>) {
     let parts = vec![RowPart { width: 3, init: Initializer::Uniform { bound: 0.5 } }];
     let shape = ModelShape { tables: vec![TableShape { name: "t".into(), parts }], tensors: vec![] };
     let model = Arc::new(Model::new("test", shape, OptimizerSpec::Sgd { learning_rate: 1.0 }, 7, 1));
     let partitions = Arc::new(Partitions::new(Arc::clone(&model)));
     partitions.open(Partition::new(model, PartitionId(0), 1));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let options = Options { limits: LIMITS, hello_deadline };
     let token = Token::new(SECRET).unwrap();
     let server = Server::start(listener, token, Some(identity.clone()), Arc::clone(&partitions), options);
     (server.unwrap(), partitions)
 }
 
-fn dial(server: &Server) -> TcpStream {
-    let stream = TcpStream::connect(server.address()).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream
-}
-
 fn shaken(server: &Server, identity: &Identity) -> Result<Stream> {
-    let mut stream = Stream::connected(dial(server), Some(identity))?;
+    let mut stream = Stream::connected(dial(server, None), Some(identity))?;
     loop {
         match stream.handshake() {
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -93,34 +69,26 @@ fn pull(stream: &mut Stream) -> Result<()> {
 #[test]
 fn a_worker_needs_the_certificate_and_the_token() {
     let identity = identity();
-    let (server, partitions) = server(&identity, PATIENCE);
+    let (server, partitions) = server(&identity, options());
     worker(&server, &identity, SECRET).unwrap();
     let error = worker(&server, &identity, "fedcba9876543210").unwrap_err();
     assert_eq!(error.to_string(), "refused: wrong token: it is not the one of this job");
     assert_eq!(partitions.gauges().unwrap().pulls, 1);
 }
 
-/// Reads to the end. A server that closes may reset the connection of who has not read its last words.
-fn is_closed(stream: &mut impl Read) -> bool {
-    match stream.read_to_end(&mut Vec::new()) {
-        Ok(_) => true,
-        Err(e) => !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
-    }
-}
-
 #[test]
 fn strangers_are_closed_and_others_are_served_on() {
     let (ours, theirs) = (identity(), identity());
-    let (server, partitions) = server(&ours, PATIENCE);
+    let (server, partitions) = server(&ours, Options { hello_deadline: Duration::from_secs(1), ..options() });
     let mut bystander = worker(&server, &ours, SECRET).unwrap();
 
     let error = worker(&server, &theirs, SECRET).unwrap_err();
     assert_eq!(error.to_string(), "TLS handshake failed: the peer's certificate is not of this job");
     let mut frame = Frame::default();
     ps::hello(&mut frame, SECRET, Who::Worker(1));
-    let mut plain = dial(&server);
-    frame.write(&mut plain).unwrap();
-    assert!(is_closed(&mut plain), "a plain hello with the right token");
+    // A plain hello with the right token.
+    let mut strangers = vec![dial(&server, None)];
+    frame.write(&mut strangers[0]).unwrap();
     let mut rng = elasticdl_spec::mix::Rng::new(5);
     for round in 0..40usize {
         let mut bytes: Vec<u8> = (0..rng.below(600)).map(|_| rng.next_u64() as u8).collect();
@@ -131,37 +99,26 @@ fn strangers_are_closed_and_others_are_served_on() {
             bytes[3..5].copy_from_slice(&length.to_be_bytes());
             bytes[5..9].copy_from_slice(&[1, 0, ((length - 4) >> 8) as u8, (length - 4) as u8]);
         }
-        let mut stranger = dial(&server);
+        let mut stranger = dial(&server, None);
         let _ = stranger.write_all(&bytes);
-        let _ = stranger.shutdown(std::net::Shutdown::Write);
-        assert!(is_closed(&mut stranger), "round {round}");
+        strangers.push(stranger);
+    }
+    // Nothing on their side has ended.
+    for (round, stranger) in strangers.iter_mut().enumerate() {
+        assert!(is_closed(stranger), "stranger {round}");
     }
     pull(&mut bystander).unwrap();
     assert_eq!(partitions.gauges().unwrap().pulls, 2);
 }
 
-/// One byte at a time would keep a deadline away for ever that began anew with each.
-fn drips_until_cut(mut tcp: &TcpStream, byte: u8, since: Instant) {
-    tcp.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
-    loop {
-        match tcp.read(&mut [0; 64]) {
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
-            Ok(n) if n > 0 => {}
-            _ => break,
-        }
-        if tcp.write_all(&[byte]).is_err() {
-            break;
-        }
-        assert!(since.elapsed() < PATIENCE, "it is served for ever");
-    }
-}
-
 #[test]
 fn the_deadline_for_hello_holds_for_the_handshake_and_behind_it() {
     let identity = identity();
-    let (server, _) = server(&identity, Duration::from_millis(300));
+    let deadlines = Duration::from_millis(300);
+    let (server, _) =
+        server(&identity, Options { hello_deadline: deadlines, stall_deadline: deadlines / 2, ..options() });
     let since = Instant::now();
-    let (mut silent, before) = (dial(&server), dial(&server));
+    let (mut silent, before) = (dial(&server, None), dial(&server, None));
     // The beginning of a record that takes long to come.
     (&before).write_all(&[0x16, 3, 1, 0x20, 0]).unwrap();
     drips_until_cut(&before, 1, since);
@@ -172,17 +129,39 @@ fn the_deadline_for_hello_holds_for_the_handshake_and_behind_it() {
     tcp.write_all(&[0x17, 3, 3, 0x20, 0]).unwrap();
     drips_until_cut(behind.tcp(), 1, Instant::now());
 
-    // Nobody who is through has a deadline any more.
+    // Whoever is through may be silent between two frames as long as it likes.
     let mut worker = worker(&server, &identity, SECRET).unwrap();
-    let mut late = dial(&server);
-    assert!(is_closed(&mut late), "a deadline has passed");
+    let mut late = dial(&server, None);
+    assert!(is_closed(&mut late), "both deadlines have passed");
     pull(&mut worker).unwrap();
+}
+
+/// Goal: nobody holds a thread with a record that it does not finish, though the server can read nothing of it.
+#[test]
+fn who_stands_still_in_the_middle_of_a_frame_or_a_record_is_closed() {
+    log::keep();
+    let identity = identity();
+    let (server, _) = server(&identity, Options { stall_deadline: Duration::from_millis(200), ..options() });
+    let mut idle = worker(&server, &identity, SECRET).unwrap();
+    let [mut framed, recorded] = [(); 2].map(|()| worker(&server, &identity, SECRET).unwrap());
+    framed.write_all(&part(kind::PUSH.into(), 100, 9)).and_then(|()| framed.flush()).unwrap();
+    recorded.tcp().write_all(&[0x17, 3, 3, 0x20, 0]).unwrap();
+    let reasons =
+        ["a frame broke off: 72 of 800 bytes of 0xed06, request 7, had come", "waiting for a frame"];
+    for (mut stream, reason) in [framed, recorded].into_iter().zip(reasons) {
+        let peer = stream.tcp().local_addr().unwrap();
+        assert!(is_closed(&mut stream), "{reason}");
+        let line = log::end_of(peer);
+        let reason = format!("who=worker-1 error={reason}: nothing came for 200ms");
+        assert!(line.contains(" WARN ") && line.ends_with(&reason), "{line}");
+    }
+    pull(&mut idle).unwrap();
 }
 
 #[test]
 fn a_frame_over_the_limit_is_not_taken() {
     let identity = identity();
-    let (server, _) = server(&identity, PATIENCE);
+    let (server, _) = server(&identity, options());
     let mut worker = worker(&server, &identity, SECRET).unwrap();
     let header = [u64::from(kind::PULL) | ((LIMITS.words_max as u64 + 1) << 32), 0];
     let bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -193,7 +172,7 @@ fn a_frame_over_the_limit_is_not_taken() {
 #[test]
 fn a_dropped_server_cuts_its_connections() {
     let identity = identity();
-    let (server, _) = server(&identity, PATIENCE);
+    let (server, _) = server(&identity, options());
     let mut worker = worker(&server, &identity, SECRET).unwrap();
     drop(server);
     assert!(pull(&mut worker).is_err());
