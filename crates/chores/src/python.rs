@@ -1,5 +1,6 @@
 //! A Python with what tests import, made once and kept in the [cache](crate::cache).
 
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,8 +14,20 @@ use crate::{cache, packages};
 const PACKAGE: &str = "pyarrow==26.0.1";
 
 /// What tests find it by.
+const VARIABLE: &str = "ELASTICDL_TEST_PYTHON";
+
+/// What tests find it by, and where it is: one that a person names, or else ours.
 pub fn environment() -> Result<(&'static str, String)> {
-    Ok(("ELASTICDL_TEST_PYTHON", ensure_made()?.display().to_string()))
+    if let Some(named) = env::var_os(VARIABLE).filter(|named| !named.is_empty()) {
+        return Ok((VARIABLE, named.to_string_lossy().into_owned()));
+    }
+    let made = ensure_made().with_context(|| {
+        format!(
+            "make a Python with {PACKAGE}, which tests of checkpoints need; this takes python3 with venv, and PyPI. \
+             Where PyPI cannot be reached, set {VARIABLE} to a Python that can import pyarrow"
+        )
+    })?;
+    Ok((VARIABLE, made.display().to_string()))
 }
 
 /// The interpreter.

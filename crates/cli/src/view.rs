@@ -12,6 +12,7 @@ mod block;
 pub mod event;
 mod live;
 mod plain;
+mod staleness;
 mod summary;
 
 pub use block::{Block, Rates, phase_text};

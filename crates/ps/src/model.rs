@@ -83,3 +83,30 @@ fn policy_of(job: &JobSpec) -> Option<Policy> {
         Consistency::Hybrid => Some(Policy::Rounds(job.train.grads_to_wait.into())),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use elasticdl_spec::resolve::{Inputs, resolve};
+
+    use super::*;
+
+    /// Defect 7 of the original: such flags were parsed and ignored. What a policy does is tried where it is kept
+    /// (`gate.rs`, `partition.rs`), and with workers in `worker/src/tests/gated.rs`.
+    #[test]
+    fn what_a_job_says_of_consistency_is_what_its_servers_keep() {
+        let model = |train: &str| {
+            let file = format!(
+                "{{apiVersion: elasticdl.org/v1, kind: ElasticJob, metadata: {{name: j}}, spec: {{model: {{zoo: lr}}, \
+                 data: {{train: t, layout: criteo}}, workers: {{max: 4}}, train: {{{train}}}}}}}"
+            );
+            let job = resolve(&Inputs { file: Some(&file), ..Inputs::default() }).unwrap().job;
+            let model = Model::of(&Plan { job, shape: crate::test_model::shape() });
+            (model.policy, model.modulates)
+        };
+        assert_eq!(model(""), (None, false));
+        assert_eq!(model("staleness: 3"), (Some(Policy::Bounded(3)), false));
+        assert_eq!(model("staleness_modulation: true"), (None, true));
+        assert_eq!(model("consistency: synchronous, grads_to_wait: 2"), (Some(Policy::Steps(2)), false));
+        assert_eq!(model("consistency: hybrid, grads_to_wait: 3"), (Some(Policy::Rounds(3)), false));
+    }
+}

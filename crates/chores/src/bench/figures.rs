@@ -209,36 +209,36 @@ fn of_many_rows(told: &Value) -> Result<Vec<Figure>> {
 
 fn over_loopback(narrow: &Value, wide: &Value) -> Result<Vec<Figure>> {
     let rate = "/million_rows_per_second";
-    let pull = |told: &Value| number(told, &format!("{rate}/pull"));
     let against_redis = Figure {
         title: "pull of 40,000 ids over loopback, dim 16",
         unit: "M keys/s",
-        ours: pull(narrow)?,
+        ours: number(narrow, &format!("{rate}/pull"))?,
         peer: Some(peer("Redis MGET", narrow, &format!("{rate}/redis"), "/pull_of_redis", 1.0)?),
         wanted: Wanted::Ratio(10.0),
     };
-    // Millions of rows to gigabytes.
-    let against_raw = |title, told: &Value, dim: f64, least| -> Result<Figure> {
+    let against_raw = |title, (told, dim): (&Value, f64), what: &str, wanted| -> Result<Figure> {
+        // Millions of rows to gigabytes.
         let per_row = dim * 4.0 / 1e3;
-        Ok(Figure {
-            title,
-            unit: "GB/s",
-            ours: pull(told)? * per_row,
-            peer: Some(peer("raw TCP", told, &format!("{rate}/raw"), "/pull_of_raw", per_row)?),
-            wanted: Wanted::Ratio(least),
-        })
+        let ours = number(told, &format!("{rate}/{what}"))? * per_row;
+        let peer = peer("raw TCP", told, &format!("{rate}/raw"), &format!("/{what}_of_raw"), per_row)?;
+        Ok(Figure { title, unit: "GB/s", ours, peer: Some(peer), wanted })
     };
-    let with_tls = |title, told: &Value| -> Result<Figure> {
-        let ours = number(told, &format!("{rate}/tls"))?;
-        let peer = peer("without TLS", told, &format!("{rate}/pull"), "/tls_of_pull", 1.0)?;
+    let with_tls = |title, told: &Value, tls: &str, plain: &str| -> Result<Figure> {
+        let ours = number(told, &format!("{rate}/{tls}"))?;
+        let peer = peer("without TLS", told, &format!("{rate}/{plain}"), &format!("/tls_of_{plain}"), 1.0)?;
         Ok(Figure { title, unit: "M rows/s", ours, peer: Some(peer), wanted: Wanted::Nothing })
     };
+    let (dim_16, dim_128) = ((narrow, 16.0), (wide, 128.0));
     Ok(vec![
         against_redis,
-        against_raw("the same in bytes of rows", narrow, 16.0, 0.3)?,
-        against_raw("the same with dim 128", wide, 128.0, 0.6)?,
-        with_tls("pull with TLS, dim 16", narrow)?,
-        with_tls("pull with TLS, dim 128", wide)?,
+        against_raw("the same in bytes of rows", dim_16, "pull", Wanted::Ratio(0.3))?,
+        against_raw("the same with dim 128", dim_128, "pull", Wanted::Ratio(0.6))?,
+        with_tls("pull with TLS, dim 16", narrow, "tls", "pull")?,
+        with_tls("pull with TLS, dim 128", wide, "tls", "pull")?,
+        against_raw("push with Adagrad over loopback, dim 16", dim_16, "push", Wanted::Nothing)?,
+        against_raw("the same with dim 128", dim_128, "push", Wanted::Nothing)?,
+        with_tls("push with TLS, dim 16", narrow, "tls_push", "push")?,
+        with_tls("push with TLS, dim 128", wide, "tls_push", "push")?,
     ])
 }
 

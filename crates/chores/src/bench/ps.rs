@@ -19,7 +19,7 @@ use super::systems::last_line;
 use crate::daemon::Daemon;
 use crate::{cache, packages};
 
-/// Rounds of checkpoints and of moves: each writes or moves gigabytes, and more than once.
+/// Rounds of checkpoints and of moves while others train, who are left alone for seconds around each.
 const ROUNDS: u32 = 5;
 const QUICK_PAIRS: u32 = 3;
 /// 2 GiB of rows of dim 16 with Adagrad's slots.
@@ -103,7 +103,7 @@ impl Bench {
         let usual_or = |usual, small| if options.quick { small } else { usual };
         let served = usual_or(1_000_000, 100_000);
         let rows = usual_or(MEMORY_ROWS, 500_000);
-        // Trainers are left alone for seconds around each checkpoint and move, however small it is.
+        // The time of a round hardly depends on how much there is to write or to move.
         let loads = usual_or(rounds, 1);
         let redis = redis()?;
         let narrow = self.engine(&format!("served {pairs} 16 {served} {}", redis.address))?;
@@ -114,9 +114,9 @@ impl Bench {
             dedup: self.dedup(pairs)?,
             memory: self.engine(&format!("memory {pairs} {rows}"))?,
             large: self.engine(&format!("large {pairs} {}", usual_or(LARGE_ROWS, 2_000_000)))?,
-            checkpoint: self.engine(&format!("checkpoint {rounds} {rows}"))?,
+            checkpoint: self.engine(&format!("checkpoint {pairs} {rows}"))?,
             loaded: self.engine(&format!("loaded {loads} {rows}"))?,
-            moving: self.engine(&format!("moving {loads} {rows}"))?,
+            moving: self.engine(&format!("moving {pairs} {rows} {loads}"))?,
             apart: self.apart(pairs, usual_or(5, 1), usual_or(64, 8))?,
         })
     }
@@ -236,20 +236,20 @@ impl Report<'_> {
     fn section(&self) -> String {
         format!(
             "## The parameter server against its peers\n\n\
-             Written by `cargo xtask bench ps`. Ours and each peer are measured in turn, {pairs} times\n\
-             (checkpoints and moves {rounds} times); a figure is the median, and a ratio the median of the ratios of\n\
-             neighbours. Ids are uniform, a batch has 40,000, and a table lies in 8 partitions. The ids of a batch come\n\
-             in the order of their hashes, about as workers send them, or where it says so in no order. In one process, and\n\
-             for deduplication, time is that of one thread on a core; over loopback and for checkpoints it is the\n\
-             clock's, with server and client as two threads. What is pulled, pushed or gathered in one process was so\n\
-             once before the clock starts, and memory for new rows is at hand: the host of a virtual machine takes back\n\
-             what is free for some seconds.\n\n\
+             Written by `cargo xtask bench ps`. Ours and each peer are measured in turn, {pairs} times; a figure is the\n\
+             median, and a ratio the median of the ratios of neighbours. What has no peer because others train meanwhile is\n\
+             measured {rounds} times. Ids are uniform, a batch has 40,000, and a table lies in 8 partitions. The ids of a\n\
+             batch come in the order of their hashes, about as workers send them, or where it says so in no order. In one\n\
+             process, and for deduplication, time is that of one thread on a core; over loopback and for checkpoints it is\n\
+             the clock's, with server and client as two threads. What is pulled, pushed or gathered was so once before the\n\
+             clock starts, and memory for new rows is at hand: the host of a virtual machine takes back what is free for\n\
+             some seconds.\n\n\
              The gather copies rows of a dense array by their number, 64 at a time, which it asks for ahead. The one\n\
              without pauses asks for another row with each that it copies, 96 ahead: the fastest that was found. Redis\n\
              has 64 bytes for each id and is asked with pipelined MGETs over one connection. Raw TCP sends the bytes of\n\
-             the rows from one thread to another and asks for nothing. numpy finds the unique ids with\n\
-             `return_inverse` and does not route them. The checkpoint's peer writes as many bytes to one file on the\n\
-             same disk and syncs it.\n\n\
+             the rows from one thread to another and asks for nothing; a push brings as many bytes of gradients, which are\n\
+             applied before it is answered. numpy finds the unique ids with `return_inverse` and does not route them. The\n\
+             checkpoint's peer writes as many bytes to one file on the same disk and syncs it.\n\n\
              While training: two threads of the servers' own process pull and push batches of uniform rows, partition\n\
              by partition, as fast as they can, without sockets. That is more than workers ask for, so what is done\n\
              beside it has no core to itself. They are left alone for 5 seconds before and after each checkpoint and\n\

@@ -8,6 +8,7 @@ use elasticdl_master::status::{BackupsStatus, MovingStatus, Phase, Process, Prog
 use serde_json::Value;
 
 use crate::print;
+use crate::view::staleness;
 
 /// Records a second of each worker, from one status to the next.
 #[derive(Debug, Default)]
@@ -66,14 +67,15 @@ impl Block {
             lines.push(vec![(ContentStyle::new().with(Color::Red), error.replace('\n', " "))]);
         }
         lines.extend(set_aside(status));
-        let room = self.height.saturating_sub(lines.len() + 2);
+        let staleness = staleness::histogram(&status.servers);
+        let room = self.height.saturating_sub(lines.len() + 2 + usize::from(staleness.is_some()));
         let servers_shown = status.servers.len().min(room / 3 + room % 3);
         let workers_shown = status.workers.len().min(room.saturating_sub(servers_shown));
         lines.push(vec![dim(workers_head(status, workers_shown))]);
         lines.extend(status.workers.iter().take(workers_shown).map(|w| process("worker", w, rates.of(w.id))));
         lines.push(vec![dim(servers_head(status, servers_shown))]);
         lines.extend(status.servers.iter().take(servers_shown).map(|s| process("ps", s, None)));
-        lines.extend(ledger(status).map(|text| vec![dim(text)]));
+        lines.extend(staleness.into_iter().chain(ledger(status)).map(|text| vec![dim(text)]));
         lines.truncate(self.height.max(1));
         lines.into_iter().map(|line| self.paint(line)).collect()
     }
@@ -294,11 +296,7 @@ fn held(gauges: &Value) -> Option<String> {
         let (each, full) = (bytes / rows, 100 * rows / places);
         text.push_str(&format!(", {each} bytes a row, index {full} % full"));
     }
-    let classes = gauges["staleness"].as_array().into_iter().flatten();
-    let classes: Vec<u64> = classes.filter_map(Value::as_u64).collect();
-    if let (Some(median), Some(most)) = (class_at(&classes, 0.5), class_at(&classes, 1.0)) {
-        text.push_str(&format!(", staleness {median}, at most {most}"));
-    }
+    text.extend(staleness::middle_and_most(gauges).map(|staleness| format!(", {staleness}")));
     Some(text)
 }
 
@@ -314,20 +312,6 @@ fn bounded(tables: &Value) -> Option<String> {
         text.push_str(&format!(", {} % of memory_max", 100 * bytes / limit));
     }
     Some(text)
-}
-
-/// The class of staleness below which such a share of pushes is: 0, 1, 2-3, 4-7 and so on.
-fn class_at(classes: &[u64], share: f64) -> Option<String> {
-    let due = (classes.iter().sum::<u64>() as f64 * share).ceil().max(1.0) as u64;
-    let mut seen = 0;
-    let class = classes.iter().position(|count| {
-        seen += count;
-        seen >= due
-    })?;
-    Some(match class {
-        0 | 1 => class.to_string(),
-        _ => format!("{}-{}", 1u64 << (class - 1), (1u64 << class) - 1),
-    })
 }
 
 #[cfg(test)]
@@ -407,6 +391,16 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn how_stale_gradients_are_is_shown_as_a_histogram_of_all_servers() {
+        let mut status = training();
+        for (server, classes) in status.servers.iter_mut().zip([[700, 250, 40, 0], [920, 50, 39, 1]]) {
+            server.gauges = serde_json::json!({ "rows": 1_000, "bytes": 80_000, "staleness": classes });
+        }
+        let lines = Block { width: 100, height: 24, colour: false }.lines(&status, &Rates::default());
+        insta::assert_snapshot!(lines[6..].join("\n"));
+    }
+
+    #[test]
     fn what_the_ledger_costs_is_shown() {
         let mut status = training();
         status.term = 2;
@@ -479,8 +473,5 @@ pub(super) mod tests {
             held(&bounded)
         );
         assert_eq!(held(&Value::Null), None);
-        assert_eq!(class_at(&[], 0.5), None);
-        assert_eq!(class_at(&[5], 1.0).unwrap(), "0");
-        assert_eq!(class_at(&[0, 1], 0.5).unwrap(), "1");
     }
 }

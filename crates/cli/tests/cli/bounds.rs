@@ -13,7 +13,7 @@ const EPOCHS: u64 = 40;
 const MEMORY_MAX: u64 = 256 << 10;
 
 /// A figure of the bounded tables, over all servers.
-fn sum(status: &Value, key: &str) -> u64 {
+pub(super) fn sum(status: &Value, key: &str) -> u64 {
     let servers = status["servers"].as_array().unwrap().iter();
     let tables = servers.filter_map(|server| server["gauges"]["bounded"].as_object()).flatten();
     tables.filter_map(|(_, table)| table[key].as_u64()).sum()

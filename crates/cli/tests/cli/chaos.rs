@@ -173,7 +173,7 @@ pub(super) fn counting(epochs: u32, more: &str) -> (World, String) {
 }
 
 /// The newest committed checkpoint of a job.
-fn newest_checkpoint(dir: &Path) -> io::Result<PathBuf> {
+pub(super) fn newest_checkpoint(dir: &Path) -> io::Result<PathBuf> {
     let mut complete: Vec<PathBuf> = fs::read_dir(dir)?.flatten().map(|entry| entry.path()).collect();
     complete.retain(|path| path.join("manifest.json").exists());
     complete.sort();

@@ -3,11 +3,13 @@
 
 use std::process::Stdio;
 
+use elasticdl_spec::{PartitionId, TablesSpec};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::chaos::audit;
+use super::chaos::{audit, chains, newest_checkpoint};
 use super::failpoints::{hits, with_points};
+use super::pyarrow::restored;
 use super::world::{Running, World, signal, wait_for};
 
 /// Some seconds of steps that wait for each other.
@@ -120,6 +122,7 @@ fn a_synchronous_job_that_is_stopped_goes_on_where_it_was() {
     ends_exactly(&world, resumed, EPOCHS);
 }
 
+/// Defect 7 of the original: flags of consistency were parsed and ignored.
 #[test]
 fn a_job_with_a_bound_applies_nothing_that_is_staler() {
     let world = World::with_data(ROWS);
@@ -133,4 +136,28 @@ fn a_job_with_a_bound_applies_nothing_that_is_staler() {
     // Classes are 0, 1, 2 to 3 and so on.
     assert!(servers.iter().all(|server| classes(server).len() <= 2), "{servers:?}");
     ends_exactly(&world, job, EPOCHS);
+}
+
+/// Defect 7 of the original: flags of consistency were parsed and ignored.
+/// Goal: Adam counts its steps, one for each batch, or one for each four that come together.
+#[test]
+fn a_synchronous_job_makes_one_step_of_so_many_batches() {
+    for (train, is_together) in [("", false), ("consistency: synchronous, grads_to_wait: 4", true)] {
+        let world = World::with_data(ROWS);
+        let more = format!(
+            "train: {{ batch: 64, optimizer: adam, {train} }}\nservers: {{ count: 1, partitions: 1 }}\n\
+             workers: {{ count: 2 }}"
+        );
+        world.run(&["train", &world.job("ctr", &more)]).ok();
+        let newest = newest_checkpoint(&world.job_dir("ctr").join("checkpoint")).unwrap();
+        let partition = restored(&chains(&newest)[0], PartitionId(0), &TablesSpec::default());
+        let batches = partition.version();
+        assert!(batches >= ROWS / 64 && !partition.tensors().is_empty());
+        for tensor in partition.tensors() {
+            let steps = *tensor.slots().last().unwrap() as u64;
+            // A step that nobody comes to any more has fewer.
+            let due = if is_together { batches.div_ceil(4)..=batches / 3 } else { batches..=batches };
+            assert!(due.contains(&steps), "{steps} steps for {batches} batches, {train}");
+        }
+    }
 }

@@ -22,23 +22,23 @@ pub const DIM: usize = 16;
 pub const ORDER: Order = Order { checkpoint: 1, base: None, is_basis: true };
 
 /// Writes so many rows in turn with plain bytes, so many times, below the system's directory for temporary files.
-pub fn run(rounds: usize, rows: usize) -> Result<Value, Box<dyn Error>> {
+pub fn run(pairs: usize, rows: usize) -> Result<Value, Box<dyn Error>> {
     let (model, partitions) = hold(DIM, ADAGRAD);
     bear(&partitions, rows)?;
     let scratch = tempfile::tempdir()?;
     let file = scratch.path().join("raw");
-    // The first raw write is as long as the first checkpoint, so that one comes before the rounds.
+    // The first raw write is as long as the first checkpoint, so that one comes before all pairs.
     let (_, bytes) = write(&partitions, &scratch.path().join("first"))?;
     let mut measured = Vec::new();
-    for round in 0..rounds {
-        let dir = scratch.path().join(format!("checkpoint-{round}"));
+    for pair in 0..pairs {
+        let dir = scratch.path().join(format!("checkpoint-{pair}"));
         let plain = |file: &Path| -> Result<f64, Box<dyn Error>> {
             let seconds = raw::write(file, bytes)?;
             std::fs::remove_file(file)?;
             Ok(seconds)
         };
         // Who comes second finds a disk that is busy with what the first has left.
-        let (ours, plain) = if round % 2 == 0 {
+        let (ours, plain) = if pair % 2 == 0 {
             (write(&partitions, &dir)?.0, plain(&file)?)
         } else {
             let plain = plain(&file)?;
@@ -50,7 +50,7 @@ pub fn run(rounds: usize, rows: usize) -> Result<Value, Box<dyn Error>> {
     let megabytes = bytes as f64 / 1e6;
     let of = |f: &dyn Fn(&[f64; 2]) -> f64| median(measured.iter().map(f).collect());
     Ok(json!({
-        "rows": rows, "rounds": rounds, "partitions": PARTITIONS, "megabytes": megabytes,
+        "rows": rows, "pairs": pairs, "partitions": PARTITIONS, "megabytes": megabytes,
         "megabytes_per_second": {
             "checkpoint": of(&|r| megabytes / r[0]), "raw": of(&|r| megabytes / r[1]), "restored": megabytes / restored,
         },

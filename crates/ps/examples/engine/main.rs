@@ -5,7 +5,7 @@
 //!
 //! - `memory [pairs] [rows]` or `large [pairs] [rows]`
 //! - `served [pairs] [dim] [rows] [address of a Redis]`
-//! - `checkpoint [rounds] [rows]`, `loaded [rounds] [rows]` or `moving [rounds] [rows]`
+//! - `checkpoint [pairs] [rows]`, `loaded [rounds] [rows]` or `moving [pairs] [rows] [rounds under load]`
 
 mod checkpoint;
 mod clock;
@@ -23,7 +23,7 @@ mod trainers;
 use std::error::Error;
 
 const USAGE: &str = "usage: engine memory|large [pairs] [rows], served [pairs] [dim] [rows] [address of a Redis], \
-                     or checkpoint|loaded|moving [rounds] [rows]";
+                     checkpoint [pairs] [rows], loaded [rounds] [rows], or moving [pairs] [rows] [rounds under load]";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         Some("checkpoint") => checkpoint::run(times, number(2, memory::ROWS)?)?,
         Some("loaded") => loaded::run(times, number(2, memory::ROWS)?)?,
-        Some("moving") => moving::run(times, number(2, memory::ROWS)?)?,
+        Some("moving") => moving::run(times, number(2, memory::ROWS)?, number(3, moving::ROUNDS)?)?,
         _ => return Err(USAGE.into()),
     };
     println!("{told}");

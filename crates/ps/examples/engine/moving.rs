@@ -26,6 +26,8 @@ use crate::table::{PARTITIONS, median};
 use crate::trainers::{Served, Stretch, Trainers};
 
 const TOKEN: &str = "engine-0123456789";
+/// Under load.
+pub const ROUNDS: usize = 5;
 /// Weights and slots of a row, and its id.
 const ROW_BYTES: usize = 2 * DIM * 4 + 8;
 
@@ -51,8 +53,8 @@ type Places = RwLock<Vec<(Arc<Place>, u64)>>;
 /// A move under load: its seconds, and what trainers did before, during and after it.
 type Loaded = (f64, Stretch, Stretch, Stretch);
 
-/// Moves so many times there and back: at rest, and then under load.
-pub fn run(rounds: usize, rows: usize) -> Result<Value> {
+/// Moves so many times there and back at rest, and then so many times under load.
+pub fn run(pairs: usize, rows: usize, rounds: usize) -> Result<Value> {
     let (model, all) = hold(DIM, ADAGRAD);
     bear(&all, rows)?;
     let servers = dealt(&model, all)?;
@@ -65,7 +67,7 @@ pub fn run(rounds: usize, rows: usize) -> Result<Value> {
     let mut raw = Raw::connect(1 << 20)?;
     raw.receive(bytes)?;
     let mut idle = Vec::new();
-    for _ in 0..rounds {
+    for _ in 0..pairs {
         let there = move_all(&model, &places, share, |_| Arc::clone(&third))?;
         idle.push((there, bytes as f64 / raw.receive(bytes)?));
         move_all(&model, &places, share, |p| Arc::clone(&servers[p.0 as usize % 2]))?;
@@ -87,7 +89,7 @@ pub fn run(rounds: usize, rows: usize) -> Result<Value> {
     let of = |f: &dyn Fn(&Loaded) -> f64| median(loaded.iter().map(f).collect());
     let most = |f: &dyn Fn(&Loaded) -> f64| loaded.iter().map(f).fold(0.0, f64::max);
     Ok(json!({
-        "rows": rows, "rounds": rounds, "megabytes": bytes as f64 / 1e6,
+        "rows": rows, "pairs": pairs, "rounds": rounds, "megabytes": bytes as f64 / 1e6,
         "idle": { "seconds": seconds, "loopback_seconds": loopback, "times_loopback": times },
         "loaded": {
             "seconds": of(&|l| l.0),

@@ -1,4 +1,4 @@
-//! One server and one worker in one process, with real sockets and frames: pulls, plain and with TLS, and pushes, beside
+//! One server and one worker in one process, with real sockets and frames: pulls and pushes, plain and with TLS, beside
 //! raw TCP and Redis.
 
 #![expect(
@@ -39,6 +39,7 @@ struct Round {
     raw: f64,
     tls: f64,
     push: f64,
+    tls_push: f64,
     redis: Option<f64>,
 }
 
@@ -55,17 +56,21 @@ pub fn run(pairs: usize, dim: usize, rows: usize, redis: Option<&str>) -> Result
     let mut redis = redis.map(|address| filled(address, row_bytes, rows)).transpose()?;
 
     // The first time rows are born and buffers grow.
+    let mut tasks = 0..;
+    let mut next = || tasks.next().expect("there are more tasks than rounds");
     for client in [&mut plain, &mut tls] {
         client.pull(&dealt, dim)?;
+        client.push(&dealt, dim, next())?;
     }
     raw.receive(BATCH * BATCHES * row_bytes)?;
     let mut rounds = Vec::new();
-    for number in 0..pairs as u32 {
+    for _ in 0..pairs {
         let pull = plain.pull(&dealt, dim)?;
         let raw = raw.receive(BATCH * BATCHES * row_bytes)? / row_bytes as f64;
         let redis = redis.as_mut().map(|redis| redis.pull(&ids)).transpose()?;
-        let tls = tls.pull(&dealt, dim)?;
-        rounds.push(Round { pull, raw, tls, push: plain.push(&dealt, dim, number)?, redis });
+        let tls_pull = tls.pull(&dealt, dim)?;
+        let (push, tls_push) = (plain.push(&dealt, dim, next())?, tls.push(&dealt, dim, next())?);
+        rounds.push(Round { pull, raw, tls: tls_pull, push, tls_push, redis });
     }
     let version = redis.as_mut().map(Redis::version).transpose()?;
     Ok(told(&rounds, json!({ "rows": rows, "dim": dim, "partitions": PARTITIONS, "redis_version": version })))
@@ -81,13 +86,16 @@ fn told(rounds: &[Round], mut known: Value) -> Value {
     known["pairs"] = rounds.len().into();
     known["million_rows_per_second"] = json!({
         "pull": millions(&|r| Some(r.pull)), "push": millions(&|r| Some(r.push)), "tls": millions(&|r| Some(r.tls)),
-        "raw": millions(&|r| Some(r.raw)), "redis": millions(&|r| r.redis),
+        "tls_push": millions(&|r| Some(r.tls_push)), "raw": millions(&|r| Some(r.raw)), "redis": millions(&|r| r.redis),
     });
     // Every round, because the clock also counts what neighbours do.
-    known["rounds"] = rounds.iter().map(|r| json!([r.pull, r.raw, r.tls, r.push, r.redis])).collect();
+    known["rounds"] =
+        rounds.iter().map(|r| json!([r.pull, r.raw, r.tls, r.push, r.tls_push, r.redis])).collect();
     known["pull_of_raw"] = json!(of(&|r| Some(r.pull / r.raw)));
     known["pull_of_redis"] = json!(of(&|r| r.redis.map(|redis| r.pull / redis)));
     known["tls_of_pull"] = json!(of(&|r| Some(r.tls / r.pull)));
+    known["push_of_raw"] = json!(of(&|r| Some(r.push / r.raw)));
+    known["tls_of_push"] = json!(of(&|r| Some(r.tls_push / r.push)));
     known
 }
 

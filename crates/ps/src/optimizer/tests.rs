@@ -1,48 +1,8 @@
-//! What the tests of all rules share. Each holds its rule against six steps of a reference, once with a steady
-//! learning rate and once with one that varies, made with torch 2.15 in f64:
-//!
-//! ```python
-//! W = [1.0, -2.0, 0.3, 0.0]
-//! G = [[0.5, -0.25, 0.0, 1e-3], [-1.0, 2.0, 1e-3, 0.0], [0.1, 0.1, 0.1, 1e-12],
-//!      [0.0, 0.0, 0.0, 0.0], [1e-8, -3.0, 0.25, -0.5], [0.7, 1e-20, -0.01, 2.0]]
-//! def steps(make, factors):  # make: what stands above each test
-//!     w = torch.tensor(W, dtype=torch.float64, requires_grad=True)
-//!     o = make(w); lr = o.param_groups[0]["lr"]
-//!     for g, factor in zip(G, factors):
-//!         o.param_groups[0]["lr"] = lr * factor
-//!         w.grad = torch.tensor(g, dtype=torch.float64); o.step(); print(w.tolist())
-//!     print(o.state[w])  # the slots
-//! ```
+//! What holds of every optimizer. Their formulas are held against other implementations in `tests/references.rs`.
+
+pub(crate) mod references;
 
 use super::*;
-
-const WEIGHTS: [f32; 4] = [1.0, -2.0, 0.3, 0.0];
-const GRADIENTS: [[f32; 4]; 6] = [
-    [0.5, -0.25, 0.0, 1e-3],
-    [-1.0, 2.0, 1e-3, 0.0],
-    [0.1, 0.1, 0.1, 1e-12],
-    [0.0, 0.0, 0.0, 0.0],
-    [1e-8, -3.0, 0.25, -0.5],
-    [0.7, 1e-20, -0.01, 2.0],
-];
-/// A learning rate that stays.
-pub(super) const STEADY: [f32; 6] = [1.0; 6];
-/// One that varies.
-pub(super) const FACTORS: [f32; 6] = [0.5, 1.0, 1.0, 0.25, 0.25, 0.1];
-
-/// Applies all gradients in turn, compares the weights after each, and the slots after the last.
-pub(super) fn check(rule: &impl Rule, factors: [f32; 6], weights: [[f64; 4]; 6], slots: &[f64]) {
-    let near = |got: f32, want: f64| (f64::from(got) - want).abs() <= 1e-6 * want.abs().max(1.0);
-    let mut w = WEIGHTS;
-    let mut s = vec![f32::NAN; rule.slots(w.len())];
-    rule.begin(&mut s);
-    for (step, ((gradient, factor), want)) in GRADIENTS.iter().zip(factors).zip(weights).enumerate() {
-        rule.apply(&mut w, &mut s, gradient, factor);
-        assert!(w.iter().zip(want).all(|(got, want)| near(*got, want)), "step {step}: {w:?}, {want:?}");
-    }
-    assert_eq!(s.len(), slots.len(), "{s:?}");
-    assert!(s.iter().zip(slots).all(|(got, want)| near(*got, *want)), "slots: {s:?}, {slots:?}");
-}
 
 /// Every optimizer, with usual settings.
 pub(crate) const ALL: [OptimizerSpec; 10] = {
@@ -103,10 +63,10 @@ fn a_learning_rate_of_zero_moves_no_weight() {
         let optimizer = Optimizer::new(spec);
         let mut slots = vec![0.0; optimizer.slots(4)];
         optimizer.begin(&mut slots);
-        let mut weights = WEIGHTS;
-        optimizer.apply(&mut weights, &mut slots, &GRADIENTS[0], 1.0);
+        let mut weights = [1.0, -2.0, 0.3, 0.0];
+        optimizer.apply(&mut weights, &mut slots, &[0.5, -0.25, 0.0, 1e-3], 1.0);
         let before = weights;
-        optimizer.apply(&mut weights, &mut slots, &GRADIENTS[1], 0.0);
+        optimizer.apply(&mut weights, &mut slots, &[-1.0, 2.0, 1e-3, 0.0], 0.0);
         assert_eq!(weights, before, "{spec:?}");
     }
 }

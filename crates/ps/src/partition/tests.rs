@@ -1,5 +1,6 @@
 //! The rules of exactly-once, on rows: whatever is repeated, reordered or fenced, each batch counts once.
 
+mod references;
 mod rounds;
 
 use std::collections::BTreeMap;

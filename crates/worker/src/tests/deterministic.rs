@@ -130,7 +130,7 @@ impl Real {
     }
 
     /// Every weight of every partition to the bit, and how many batches it has applied.
-    fn state(&self) -> Vec<(Vec<u32>, u64)> {
+    pub(super) fn state(&self) -> Vec<(Vec<u32>, u64)> {
         let state = |id: u32| {
             let ids: Vec<u64> = (0..40).map(|n| mix2(3, n)).collect();
             let ids: Vec<u64> =
