@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use elasticdl_master::status::Wanted;
+use elasticdl_master::status::{ScaleRequest, Wanted};
 
 mod data;
 mod image;
@@ -282,18 +282,41 @@ pub struct Follow {
 /// Arguments of `resume`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Example:
+Examples:
   elasticdl resume ctr
+  elasticdl resume ctr --servers 4 --workers 8
 
 The job goes on from its ledger: what the last checkpoint covers is not trained again, all else is,
-each record once. Where only the master is gone (kill -9, a detached job), its workers and servers go
-on for limits.orphan; a master that is back by then takes them over as they are.")]
+each record once. A checkpoint restores onto any number of servers; numbers that are asked for here
+stay. Where only the master is gone (kill -9, a detached job), its workers and servers go on for
+limits.orphan; a master that is back by then takes them over as they are.")]
 pub struct Resume {
     /// The job's name.
     pub job: String,
+    /// How many workers and servers.
+    #[command(flatten)]
+    pub wanted: Counts,
     /// How to follow it.
     #[command(flatten)]
     pub follow: Follow,
+}
+
+/// How many workers and servers a job that goes on is to have.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Counts {
+    /// How many workers are wanted from now on, at most workers.max of the job; or auto.
+    #[arg(long, value_name = "N|auto")]
+    pub workers: Option<Wanted>,
+    /// How many parameter servers are wanted from now on, at most servers.partitions of the job.
+    #[arg(long, value_name = "N")]
+    pub servers: Option<u32>,
+}
+
+impl Counts {
+    /// The same, as masters understand it.
+    pub fn request(&self) -> ScaleRequest {
+        ScaleRequest { workers: self.workers, servers: self.servers }
+    }
 }
 
 /// Arguments of `jobs`.
@@ -557,6 +580,9 @@ pub struct Master {
     /// Go on from the ledger in the checkpoint directory; there must be one.
     #[arg(long)]
     pub resume: bool,
+    /// How many workers and servers, whatever the ledger says.
+    #[command(flatten)]
+    pub wanted: Counts,
     /// Where to listen.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,

@@ -9,12 +9,14 @@ use std::path::{Path, PathBuf};
 
 use elasticdl_data::files::real_path;
 use elasticdl_data::{Compression, DataFile, HeadRecord, discover, head};
+use elasticdl_master::status::ScaleRequest;
 use elasticdl_ps::Optimizer;
 use elasticdl_ps::table::{ROWS_MIN, memory_min};
 use elasticdl_spec::job::DataSpec;
 use elasticdl_spec::resolve::{Problem, Problems, nearest};
 use elasticdl_spec::{JobSpec, Plan, amount};
 
+use crate::fault::Fault;
 use crate::home::{JobDir, Record};
 use crate::model::{MANIFEST, WEIGHTS};
 use crate::{data, print};
@@ -29,6 +31,24 @@ pub enum Missing {
     Make,
     /// It is an error: a job that goes on needs the data it began with.
     Refuse,
+}
+
+/// Whether a job that goes on can have so many workers and servers.
+pub fn wanted(job: &JobSpec, wanted: ScaleRequest) -> anyhow::Result<()> {
+    if wanted == ScaleRequest::default() {
+        return Ok(());
+    }
+    if job.command.is_some() {
+        let what = format!(
+            "job {:?} runs a program of its own, and its file says how many members it has",
+            job.name
+        );
+        return Err(Fault::user(what).hint("resume it without --workers and --servers").into());
+    }
+    match wanted.refusal(job) {
+        Some(reason) => Err(Fault::user(reason).into()),
+        None => Ok(()),
+    }
 }
 
 /// Looks at everything that a job needs; the current directory is the job's.

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
-use elasticdl_master::status::{Event, Status, StopRequest};
+use elasticdl_master::status::{Event, ScaleRequest, Status, StopRequest};
 use elasticdl_spec::JobSpec;
 use serde_json::{Map, Value, json};
 use tokio::process::Child;
@@ -105,7 +105,9 @@ async fn restart(dir: JobDir, listen: Option<SocketAddr>) -> anyhow::Result<Star
     // A program of its own goes on from what is remembered of it, if anything is.
     let program = claim.record().job.command.is_some();
     let resume = !program && store::has_begun(&claim.dir().checkpoints(claim.record()));
-    claim.start(Start { resume, detach: false, listen }).await
+    // What was wanted of the one before is in the ledger.
+    let wanted = ScaleRequest::default();
+    claim.start(Start { resume, detach: false, listen, wanted }).await
 }
 
 /// Watches a job that runs elsewhere; Ctrl-C leaves it alone.

@@ -54,6 +54,8 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
     let spec = spec(&secrets)?;
     let dir = JobDir::at(&args.job_dir)?;
     let run = secret(&secrets, "run")?;
+    let wanted = args.wanted.request();
+    check::wanted(&spec, wanted)?;
     let record = begun(&dir, &spec, &run, args.fresh)?;
     let listener = roles::bind(args.listen, Duration::ZERO).await?;
     let identity = roles::identity(args.tls_dir.as_deref(), args.listen)?;
@@ -84,10 +86,10 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
         told: Some(told),
     };
     let outcome = match spec.command {
-        None => roles::lead(&dir, &record, outside, args.workers_allowed, None).await,
+        None => roles::lead(&dir, &record, outside, wanted, args.workers_allowed, None).await,
         Some(_) => {
             let (memory, remembering) = memory::open(cluster.clone(), &spec.name).await?;
-            let outcome = roles::lead(&dir, &record, outside, None, Some(Box::new(memory))).await;
+            let outcome = roles::lead(&dir, &record, outside, wanted, None, Some(Box::new(memory))).await;
             // That it is over is the last thing that the next master must not forget.
             let _ = tokio::time::timeout(FAREWELL, remembering).await;
             outcome

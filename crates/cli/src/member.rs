@@ -23,6 +23,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::Member;
 use crate::fault::{Exit, Fault};
+use crate::roles;
 
 mod program;
 
@@ -103,6 +104,7 @@ impl Part {
     /// Does what the master says; tells what to exit with.
     async fn play(&mut self) -> anyhow::Result<i32> {
         let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
+        roles::outlive_hang_ups()?;
         loop {
             let mut client = self.client.clone();
             let request = TurnRequest {

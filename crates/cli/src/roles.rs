@@ -13,7 +13,7 @@ use anyhow::Context;
 use elasticdl_master::Outcome;
 use elasticdl_master::config::{Export, Outside};
 use elasticdl_master::gang::run::Memory;
-use elasticdl_master::status::{Phase, StopRequest};
+use elasticdl_master::status::{Phase, ScaleRequest, StopRequest};
 use elasticdl_spec::{ServerId, WorkerId};
 use elasticdl_wire::{Identity, Token, tls};
 use tokio::net::TcpListener;
@@ -36,6 +36,8 @@ const BIND_PAUSE: Duration = Duration::from_millis(20);
 pub async fn master(args: Master) -> anyhow::Result<Exit> {
     let dir = JobDir::at(&args.job_dir)?;
     let record = dir.record()?;
+    let wanted = args.wanted.request();
+    check::wanted(&record.job, wanted)?;
     let tls_dir = absolute(args.tls_dir)?;
     std::env::set_current_dir(&record.cwd).with_context(|| format!("going to {}", record.cwd.display()))?;
     let identity = identity(tls_dir.as_deref(), args.listen)?;
@@ -53,6 +55,7 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
     }
     let (news_in, news) = mpsc::unbounded_channel();
     let (stops_in, stops) = mpsc::unbounded_channel();
+    outlive_hang_ups()?;
     stop_on_signals(stops_in.clone())?;
     if args.attached {
         stop_on_silence(stops_in)?;
@@ -76,7 +79,7 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
     let memory = record.job.command.as_ref().map(|_| Box::new(gang::File(dir.clone())) as Box<dyn Memory>);
     // The client takes this for the sign that it can call.
     dir.write_master(&MasterAt { address, pid: std::process::id() }).context("writing master.json")?;
-    let outcome = lead(&dir, &record, outside, None, memory).await;
+    let outcome = lead(&dir, &record, outside, wanted, None, memory).await;
     let _ = fs::remove_file(dir.master_file());
     match outcome?.phase {
         Phase::Done | Phase::Stopped => Ok(Exit::Done),
@@ -84,11 +87,13 @@ pub async fn master(args: Master) -> anyhow::Result<Exit> {
     }
 }
 
-/// Leads the job: with a memory it is one that runs a program of its own. No more workers than allowed at first.
+/// Leads the job: with a memory it is one that runs a program of its own. So many workers and servers as are wanted, and
+/// no more workers than allowed at first.
 pub async fn lead(
     dir: &JobDir,
     record: &Record,
     outside: Outside,
+    wanted: ScaleRequest,
     workers_allowed: Option<u32>,
     memory: Option<Box<dyn Memory>>,
 ) -> anyhow::Result<Outcome> {
@@ -101,6 +106,7 @@ pub async fn lead(
     let config = elasticdl_master::Config {
         plan: check::plan(&job)?,
         outside,
+        wanted,
         workers_allowed,
         best: truth::best(&job.data.validate),
         export: exporter(dir, record),
@@ -199,6 +205,13 @@ fn stop_on_signals(stops: mpsc::UnboundedSender<StopRequest>) -> anyhow::Result<
     Ok(())
 }
 
+/// The kernel hangs up on all that a process has started when it dies while one of them is stopped. They are to go on:
+/// whoever comes next takes them over.
+pub fn outlive_hang_ups() -> anyhow::Result<()> {
+    // What was listened for once kills no more, whether anybody still listens or not.
+    signal(SignalKind::hangup()).map(drop).context("listening for SIGHUP")
+}
+
 /// The end of stdin: the client that started this job is gone, and nobody else looks after it.
 fn stop_on_silence(stops: mpsc::UnboundedSender<StopRequest>) -> anyhow::Result<()> {
     let listen = move || {
@@ -213,6 +226,7 @@ fn stop_on_silence(stops: mpsc::UnboundedSender<StopRequest>) -> anyhow::Result<
 
 /// `ps`: holds partitions until the master says that it may leave.
 pub async fn ps(args: Member) -> anyhow::Result<Exit> {
+    outlive_hang_ups()?;
     let token = Token::read(&args.token_file)?;
     let config = elasticdl_ps::Config {
         master: args.master,

@@ -9,6 +9,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use elasticdl_master::status::ScaleRequest;
 use elasticdl_spec::JobSpec;
 use elasticdl_wire::Identity;
 use tokio::process::{Child, ChildStdin, Command};
@@ -28,6 +29,8 @@ pub struct Start {
     pub detach: bool,
     /// Where it listens; a free port where this is not said.
     pub listen: Option<std::net::SocketAddr>,
+    /// So many workers and servers, whatever was wanted before.
+    pub wanted: ScaleRequest,
 }
 
 /// A master that listens.
@@ -211,6 +214,12 @@ impl Claim {
         }
         if let Some(listen) = start.listen.filter(|_| self.record.on.is_none()) {
             command.arg("--listen").arg(listen.to_string());
+        }
+        if let Some(workers) = start.wanted.workers {
+            command.arg("--workers").arg(workers.to_string());
+        }
+        if let Some(servers) = start.wanted.servers {
+            command.arg("--servers").arg(servers.to_string());
         }
         // This job's own or none, whatever the environment says.
         command.env_remove("ELASTICDL_TLS_DIR");

@@ -4,6 +4,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use elasticdl_master::status::ScaleRequest;
 use elasticdl_master::store as checkpoints;
 use elasticdl_spec::{JobSpec, Plan};
 use serde_json::json;
@@ -29,7 +30,8 @@ pub async fn train(args: Train) -> anyhow::Result<Exit> {
         Some(on) => check_cluster(claim.record(), on).await?,
     }
     claim.renew(if args.fresh { Earlier::Remove } else { Earlier::Refuse })?;
-    let start = Start { resume: false, detach: args.follow.detach, listen: args.follow.listen };
+    let wanted = ScaleRequest::default();
+    let start = Start { resume: false, detach: args.follow.detach, listen: args.follow.listen, wanted };
     let started = claim.start(start).await?;
     go_on(started, &args.follow).await
 }
@@ -38,15 +40,19 @@ pub async fn train(args: Train) -> anyhow::Result<Exit> {
 pub async fn resume(args: Resume) -> anyhow::Result<Exit> {
     let claim = Claim::existing(&Home::find()?, &args.job)?;
     let (dir, record) = (claim.dir(), claim.record());
+    let wanted = args.wanted.request();
     if record.on.is_some() {
-        let start = Start { resume: true, detach: args.follow.detach, listen: None };
+        refuse_on_cluster(&args.job, wanted)?;
+        let start = Start { resume: true, detach: args.follow.detach, listen: None, wanted };
         return go_on(claim.start(start).await?, &args.follow).await;
     }
+    check::wanted(&record.job, wanted)?;
     if record.job.command.is_some() {
         gang::check_resumable(dir, &args.job)?;
         // What still runs of it calls the address of the master that is gone.
         let last = dir.master().and_then(|at| at.address.parse().ok());
-        let start = Start { resume: true, detach: args.follow.detach, listen: args.follow.listen.or(last) };
+        let listen = args.follow.listen.or(last);
+        let start = Start { resume: true, detach: args.follow.detach, listen, wanted };
         return go_on(claim.start(start).await?, &args.follow).await;
     }
     let at = dir.checkpoints(record);
@@ -63,9 +69,18 @@ pub async fn resume(args: Resume) -> anyhow::Result<Exit> {
     // A master that was killed could not remove this file. What still runs of its job calls this address.
     let last = dir.master().and_then(|at| at.address.parse().ok());
     let listen = args.follow.listen.or(last);
-    let start = Start { resume: true, detach: args.follow.detach, listen };
+    let start = Start { resume: true, detach: args.follow.detach, listen, wanted };
     let started = claim.start(start).await?;
     go_on(started, &args.follow).await
+}
+
+/// The master of a job on a cluster may run already, and is none of this command's to start.
+fn refuse_on_cluster(name: &str, wanted: ScaleRequest) -> Result<(), Fault> {
+    if wanted == ScaleRequest::default() {
+        return Ok(());
+    }
+    let what = format!("job {name:?} is on a cluster, where resume takes no --workers and no --servers");
+    Err(Fault::user(what).hint(format!("resume it without, and ask for them with `elasticdl scale {name}`")))
 }
 
 /// Where on the cluster a new run is.

@@ -10,12 +10,17 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
+use crate::status::ScaleRequest;
+
 /// Everything that the master of a training job needs.
 pub struct Config {
     /// The job and its model.
     pub plan: Plan,
     /// What any master needs.
     pub outside: Outside,
+    /// So many workers and servers, whatever the ledger says that was wanted before; it says so from then on. They must be
+    /// possible ([`ScaleRequest::refusal`]).
+    pub wanted: ScaleRequest,
     /// No more workers than that at first, where somebody shares out the room: `POST /v1/allow` changes it.
     pub workers_allowed: Option<u32>,
     /// What the data allows at best, where it carries a planted truth.

@@ -80,8 +80,8 @@ fn prepare(config: &mut Config, checkpoint_dir: &Path) -> Result<(Ledger, Start)
         return Err(Error::NothingToResume(shown));
     }
     let term = store::claim_term(checkpoint_dir)?;
-    let ledger = Ledger::open(checkpoint_dir, term)?;
-    let mut book = ledger.book().clone();
+    let mut ledger = Ledger::open(checkpoint_dir, term)?;
+    let book = ledger.book();
     let difference = book.terms_of_job.difference(&TermsOfJob::of(&config.plan));
     if let Some(reason) = difference.filter(|_| !book.is_empty()) {
         return Err(Error::Ledger { path: ledger::dir_of(checkpoint_dir).display().to_string(), reason });
@@ -90,6 +90,11 @@ fn prepare(config: &mut Config, checkpoint_dir: &Path) -> Result<(Ledger, Start)
     if let Some(manifest) = &committed {
         store::check_fits(&shown, manifest, &config.plan)?;
     }
+    let wanted = config.wanted.entries(&config.plan.job, ledger.book());
+    if !wanted.is_empty() {
+        ledger.append(&wanted)?;
+    }
+    let mut book = ledger.book().clone();
     let launcher = &mut config.outside.launcher;
     book.processes.retain(|_, running| launcher.adopt(running.role.into(), running.id, running.process));
     let start = Start {

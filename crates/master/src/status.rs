@@ -226,8 +226,8 @@ pub struct Event {
     pub fields: serde_json::Map<String, Value>,
 }
 
-/// Body of `POST /v1/scale`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Body of `POST /v1/scale`, and what a job that is resumed is to have from then on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScaleRequest {
     /// Workers wanted: a number, or "auto".
     #[serde(default, skip_serializing_if = "Option::is_none")]

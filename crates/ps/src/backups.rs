@@ -203,7 +203,8 @@ fn copy<'c>(
     let (id, incarnation) = order.part;
     let model = shadow.model();
     let mut peer = Peer::open(&order.from, caller, cancelled)?;
-    let mut copy = Copy::new(Partition::new(Arc::clone(model), id, incarnation), order.part);
+    let mut copy =
+        Copy::new(Partition::new(Arc::clone(model), id, incarnation), order.part, "ps.copying_backup");
     let until = Instant::now() + PATIENCE;
     let (kept, rows) = loop {
         catch_up(std::slice::from_mut(&mut copy), &mut peer)?;

@@ -83,7 +83,7 @@ pub fn fetch(
         .partitions
         .iter()
         .zip(&order.next)
-        .map(|(part, next)| Copy::new(Partition::new(Arc::clone(model), part.0, *next), *part))
+        .map(|(part, next)| Copy::new(Partition::new(Arc::clone(model), part.0, *next), *part, "ps.copying"))
         .collect();
     loop {
         catch_up(&mut copies, &mut peer)?;
@@ -115,7 +115,7 @@ pub fn fetch(
 }
 
 fn point(name: &str) -> Result<()> {
-    failpoint::pass(name).map_err(|e| Error::io("having partitions handed over", e))
+    failpoint::pass(name).map_err(|e| Error::io("taking partitions over", e))
 }
 
 /// Copies until few rows of all of them are left, or as few as can be: while one is copied the others change.
@@ -140,12 +140,14 @@ pub(crate) struct Copy {
     /// What it is at the other server.
     part: (PartitionId, u64),
     begun: bool,
+    /// The failpoint in the middle of it.
+    point: &'static str,
     pace: Pace,
 }
 
 impl Copy {
-    pub(crate) fn new(partition: Partition, part: (PartitionId, u64)) -> Self {
-        Copy { partition, part, begun: false, pace: Pace::new(REST, WORK_MAX, of_the_clock) }
+    pub(crate) fn new(partition: Partition, part: (PartitionId, u64), point: &'static str) -> Self {
+        Copy { partition, part, begun: false, point, pace: Pace::new(REST, WORK_MAX, of_the_clock) }
     }
 
     /// What was copied.
@@ -176,6 +178,10 @@ impl Copy {
             self.partition.put_rows(&copied)?;
             if ends {
                 return Ok(left);
+            }
+            if first {
+                // Some rows are here, and others are not.
+                point(self.point)?;
             }
         }
     }

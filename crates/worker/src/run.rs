@@ -68,6 +68,10 @@ pub fn run(config: Config) -> Result<()> {
     let outcome = runtime.block_on(async {
         let mut sigterm = signal(SignalKind::terminate())
             .map_err(|source| Error::System { what: "a handler for SIGTERM", source })?;
+        // The kernel hangs up on all that a master has started when it dies while one of them is stopped; the next master
+        // takes them over.
+        let _hang_ups = signal(SignalKind::hangup())
+            .map_err(|source| Error::System { what: "a handler for SIGHUP", source })?;
         let (terminate, terminations) = unbounded_channel();
         tokio::spawn(async move { while sigterm.recv().await.is_some() && terminate.send(()).is_ok() {} });
         live(config, terminations).await

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::chaos::{audit, counting, every_row_is_right};
 use super::failpoints::{hits, with_points};
+use super::moves::{ends_fast, is_hit, pid, slow};
 use super::world::{Running, World, signal, wait_for};
 
 /// Enough for some seconds, and for twice as many.
@@ -153,6 +154,57 @@ fn backups_follow_partitions_that_move() {
     let refused = world.run(&["scale", "count", "--servers", "1"]);
     assert!(refused.stderr.contains("from 2 to servers.partitions"), "{}", refused.stderr);
     assert_eq!(is_exact(&world, job, MORE_EPOCHS), 0);
+}
+
+/// Goal: while a server is copied from it dies. Its backups take over, the move is begun anew from where
+/// the partitions are then, and all backups are made again while the job trains.
+#[test]
+fn a_server_dies_while_partitions_are_copied_from_it() {
+    let (world, mut job) = slow("ps.copying=stop", &["servers.replicas=2"]);
+    backed_up(&world);
+    world.run(&["scale", "count", "--servers", "3"]).ok();
+    let moving = job.until("a move", |e| e["event"] == "moving");
+    is_hit(&world, "ps.copying");
+    let (from, to) = (moving["from"].as_u64().unwrap(), moving["to"].as_u64().unwrap());
+    let copier = pid(&world, to);
+    signal(pid(&world, from), Signal::KILL);
+    let promoted = job.until("the backups", |e| e["event"] == "promoted" || e["event"] == "replay");
+    assert_eq!(
+        (&promoted["event"], promoted["from"].as_u64()),
+        (&"promoted".into(), Some(from)),
+        "{promoted}"
+    );
+    signal(copier, Signal::CONT);
+    let again = job.until("the next move", |e| e["event"] == "moved");
+    assert_eq!(again["from"], 1 - from, "from where the backups took over: {again}");
+    is_rebuilt_while_the_job_trains(&world);
+    assert_eq!(ends_fast(&world, job), 0);
+}
+
+/// Goal: backups of many rows are being made again when the one dies that makes them, and has partitions of its own.
+#[test]
+fn a_server_dies_while_it_makes_backups_again() {
+    let (world, mut job) = slow("ps.copying_backup=kill", &["servers.replicas=2"]);
+    backed_up(&world);
+    kill(&world, 0);
+    job.until("the backups", |e| e["event"] == "promoted");
+    is_hit(&world, "ps.copying_backup");
+    is_rebuilt_while_the_job_trains(&world);
+    ends_fast(&world, job);
+}
+
+/// Every partition has a backup again, and records were trained before and after.
+fn is_rebuilt_while_the_job_trains(world: &World) {
+    let records = || {
+        let status = world.status("count");
+        assert_eq!(status["phase"], "training");
+        status["records"].as_u64().unwrap()
+    };
+    let before = records();
+    backed_up(world);
+    let then = records();
+    assert!(then > before);
+    wait_for("more records", || (records() > then).then_some(()));
 }
 
 #[test]

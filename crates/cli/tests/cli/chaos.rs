@@ -155,10 +155,15 @@ const IDS: u64 = 20_000;
 
 /// A world whose records have an id each, and a job that counts them.
 pub(super) fn counting(epochs: u32, more: &str) -> (World, String) {
+    counting_these(&(0..IDS).collect::<Vec<_>>(), epochs, more)
+}
+
+/// The same with these ids.
+pub(super) fn counting_these(ids: &[u64], epochs: u32, more: &str) -> (World, String) {
     let world = World::new();
     for file in 0..4 {
         let lines: String =
-            (0..IDS).filter(|id| id % 4 == file).map(|id| format!("{},id{id}\n", id % 2)).collect();
+            ids.iter().filter(|id| *id % 4 == file).map(|id| format!("{},id{id}\n", id % 2)).collect();
         world.write(&format!("data/part-{file}.csv"), &format!("label,id\n{lines}"));
     }
     let text = format!(
@@ -182,24 +187,33 @@ pub(super) fn newest_checkpoint(dir: &Path) -> io::Result<PathBuf> {
 
 /// Every row of the final checkpoint is the number of epochs, and there is one for every id.
 pub(super) fn every_row_is_right(world: &World, epochs: u32) {
-    every_row_of(&newest_checkpoint(&world.job_dir("count").join("checkpoint")).unwrap(), epochs);
+    every_row_is(world, IDS, epochs as f32);
 }
 
-/// The same of a certain checkpoint.
+/// Every row of the final checkpoint is this number, and there are so many.
+pub(super) fn every_row_is(world: &World, rows: u64, weight: f32) {
+    each_row(&newest_checkpoint(&world.job_dir("count").join("checkpoint")).unwrap(), rows, weight);
+}
+
+/// The same as [`every_row_is_right`] of a certain checkpoint.
 pub(super) fn every_row_of(dir: &Path, epochs: u32) {
-    let mut rows = 0;
+    each_row(dir, IDS, epochs as f32);
+}
+
+fn each_row(dir: &Path, rows: u64, expected: f32) {
+    let mut found = 0;
     let reader = Reader::open(chains(dir)).unwrap();
     reader.verify().unwrap();
     let visited = reader.visit(|piece| {
         if let Piece::Rows { ids, weights, .. } = piece {
-            rows += ids.len() as u64;
-            let wrong = ids.iter().zip(weights).find(|(_, weight)| **weight != epochs as f32);
-            assert_eq!(wrong, None, "a row with another count than {epochs}");
+            found += ids.len() as u64;
+            let wrong = ids.iter().zip(weights).find(|(_, weight)| **weight != expected);
+            assert_eq!(wrong, None, "a row that is another number than {expected}");
         }
         Ok::<(), elasticdl_ps::Error>(())
     });
     visited.unwrap();
-    assert_eq!(rows, IDS);
+    assert_eq!(found, rows);
 }
 
 /// The files of every partition, as the manifest in `dir` says.

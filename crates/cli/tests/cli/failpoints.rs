@@ -72,7 +72,7 @@ fn killed_between_the_last_acknowledgement_and_done() {
 }
 
 /// A deterministic job on the data in `data/`; its model ends in `NAME.model`.
-fn deterministic(world: &World, name: &str) -> String {
+pub(super) fn deterministic(world: &World, name: &str) -> String {
     let more = format!(
         "train: {{ batch: 128, epochs: 2, optimizer: adam, learning_rate: 0.01, staleness: 0 }}\n\
          servers: {{ count: 2, partitions: 4 }}\nworkers: {{ count: 1, max: 1 }}\ncheckpoint: {{ every: 300ms }}\n\
@@ -83,12 +83,12 @@ fn deterministic(world: &World, name: &str) -> String {
 
 /// A model's weights: rows by id, whatever their order in the file, and tensors by name.
 #[derive(PartialEq)]
-struct Weights {
+pub(super) struct Weights {
     rows: BTreeMap<u64, Vec<u8>>,
     tensors: BTreeMap<String, Vec<u8>>,
 }
 
-fn weights(world: &World, name: &str) -> Weights {
+pub(super) fn weights(world: &World, name: &str) -> Weights {
     let bytes = fs::read(world.path(&format!("{name}.model")).join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let mut tensors: BTreeMap<String, Vec<u8>> =

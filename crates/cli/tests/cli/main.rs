@@ -7,6 +7,8 @@
 //! - [`bounds`]: tables that may take so much memory and no more.
 //! - [`command`]: programs of one's own.
 //! - [`failpoints`]: the same at certain points, which are shown to have been hit.
+//! - [`moves`]: partitions that change their server, and what dies meanwhile.
+//! - [`restoring`]: jobs that were stopped and go on with other numbers of servers and workers.
 //! - [`pyarrow`]: checkpoints read by others.
 //! - [`objects`]: the same with everything in object storage.
 //! - [`tls`]: the same encrypted, and strangers at the ports.
@@ -35,6 +37,7 @@ mod moves;
 mod objects;
 mod pyarrow;
 mod registry;
+mod restoring;
 mod settings;
 mod tls;
 mod world;

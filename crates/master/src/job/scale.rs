@@ -3,17 +3,52 @@
 
 use std::time::Duration;
 
+use elasticdl_spec::JobSpec;
 use serde_json::json;
 
 use super::{Answer, Effect, Job, Ticket, fields};
 use crate::fleet::State;
-use crate::ledger::Entry;
+use crate::ledger::{Book, Entry};
 use crate::status::{Phase, ScaleRequest, Wanted};
 use crate::useful::Useful;
 
 /// Checkpoints that come more often than this are part of how fast the job is: between two of them there
 /// would be no time to measure anything.
 const CHECKPOINT_RARE: Duration = Duration::from_secs(5);
+
+impl ScaleRequest {
+    /// Why a job cannot have so many workers and servers; `None`: it can.
+    pub fn refusal(&self, job: &JobSpec) -> Option<String> {
+        let beyond = |what: &str, wanted: u32, min: u32, limit: &str, max: u32| {
+            let possible = (min..=max).contains(&wanted);
+            (!possible)
+                .then(|| format!("{wanted} {what} are wanted; from {min} to {limit} = {max} are possible"))
+        };
+        let workers = match self.workers {
+            Some(Wanted::Fixed(workers)) => beyond("workers", workers, 1, "workers.max", job.workers.max),
+            Some(Wanted::Auto) | None => None,
+        };
+        // A backup is at another server.
+        let least = job.servers.replicas;
+        let servers = |n| beyond("servers", n, least, "servers.partitions", job.servers.partitions);
+        workers.or_else(|| self.servers.and_then(servers))
+    }
+
+    /// What a ledger is to say before a master goes on from it, so that the job has so many from the start, and no
+    /// later master forgets it.
+    pub fn entries(&self, job: &JobSpec, book: &Book) -> Vec<Entry> {
+        let workers = self.workers.map(|wanted| match wanted {
+            Wanted::Fixed(workers) => Entry::Scaled { workers, automatic: false },
+            // Which number is of use is found out from where the job was.
+            Wanted::Auto => {
+                let workers = book.workers_wanted.unwrap_or_else(|| job.workers_at_start());
+                Entry::Scaled { workers, automatic: true }
+            }
+        });
+        let servers = self.servers.map(|servers| Entry::ServersScaled { servers });
+        workers.into_iter().chain(servers).collect()
+    }
+}
 
 impl Job {
     /// Somebody asks for so many workers and servers: both are met, or none.
@@ -38,23 +73,10 @@ impl Job {
 
     /// Why that cannot be.
     fn refusal(&self, wanted: ScaleRequest) -> Option<String> {
-        let beyond = |what: &str, wanted: u32, min: u32, limit: &str, max: u32| {
-            let possible = (min..=max).contains(&wanted);
-            (!possible)
-                .then(|| format!("{wanted} {what} are wanted; from {min} to {limit} = {max} are possible"))
-        };
-        let job = &self.plan.job;
         if self.phase.is_over() || self.phase == Phase::Stopping {
             return Some("the job is over or stopping".into());
         }
-        let workers = match wanted.workers {
-            Some(Wanted::Fixed(workers)) => beyond("workers", workers, 1, "workers.max", job.workers.max),
-            Some(Wanted::Auto) | None => None,
-        };
-        // A backup is at another server.
-        let least = job.servers.replicas;
-        let servers = |n| beyond("servers", n, least, "servers.partitions", job.servers.partitions);
-        workers.or_else(|| wanted.servers.and_then(servers))
+        wanted.refusal(&self.plan.job)
     }
 
     fn scale_workers(&mut self, now: Duration, wanted: Wanted, effects: &mut Vec<Effect>) {

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod cuts;
+mod servers;
 
 use std::fs;
 use std::sync::Arc;

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use elasticdl_spec::PartitionId;
 use elasticdl_wire as wire;
+use elasticdl_wire::failpoint;
 use elasticdl_wire::frame::{Frame, Payload};
 use elasticdl_wire::ps::{self, Status, kind};
 
 use super::Requests;
 use crate::checkpoint::Head;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::partition::Partition;
 use crate::partition::copy::Copied;
@@ -77,6 +78,10 @@ impl Requests<'_> {
         match copied.unwrap_or(Err(Status::NotHere)) {
             Err(status) => reply.put_all(&[status.word(), 0, 0]),
             Ok((copied, left)) => {
+                if left.rows > 0 {
+                    failpoint::pass("ps.copied_from")
+                        .map_err(|e| Error::io("having a partition copied", e))?;
+                }
                 reply.put_all(&[Status::Ok.word(), left.rows, left.version]);
                 put_copied(reply, &copied);
             }

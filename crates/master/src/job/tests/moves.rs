@@ -36,7 +36,7 @@ impl World {
         }
     }
 
-    fn copied(&mut self, server: u32, command: u64, error: &str) -> copied_reply::What {
+    pub(super) fn copied(&mut self, server: u32, command: u64, error: &str) -> copied_reply::What {
         let caller = self.caller(Role::Server, server);
         let request = CopiedRequest { command, error: error.into(), ..CopiedRequest::default() };
         match self.ask(|t| Event::Copied(t, caller, request)) {
@@ -381,6 +381,10 @@ fn where_all_go_back_to_one_step_a_move_is_forgotten() {
     world.kill(Role::Server, 1);
     assert!(world.job.moving.is_none());
     assert_eq!(world.incarnations(), [2, 2, 2, 2]);
+    let mut world = World::growing(&deterministic);
+    world.kill(Role::Server, 2);
+    assert!(world.job.moving.is_none());
+    assert_eq!(world.incarnations(), [2, 2, 2, 2], "although it had nothing yet");
 }
 
 #[test]

@@ -1,4 +1,6 @@
-//! How many workers a job asks for when nobody has said how many.
+//! How many workers a job asks for when nobody has said how many, and how many of each kind a job has that is resumed.
+
+use elasticdl_wire::control::copied_reply;
 
 use super::*;
 
@@ -190,4 +192,69 @@ fn a_window_in_which_a_checkpoint_is_cut_does_not_count_where_that_is_rare() {
     assert_eq!(wanted("1h"), [2, 4, 8]);
     assert_eq!(wanted("5s"), [2, 4], "what was measured from the fifth second on is measured again");
     assert_eq!(wanted("4s"), [2, 4, 8], "they are part of how fast the job is");
+}
+
+/// The next master of a job that has two workers and two servers is started with these numbers.
+fn next_master(world: World, wanted: ScaleRequest, all_are_gone: bool) -> World {
+    let (mut book, committed) = (world.book, world.job.committed.clone());
+    if all_are_gone {
+        book.processes.clear();
+    }
+    let entries = wanted.entries(&world.job.plan.job, &book);
+    entries.iter().for_each(|entry| book.apply(entry));
+    let mut next = World::with(&world.extra, book, committed);
+    next.find_shards(world.shards);
+    next.tick(10);
+    next
+}
+
+fn places(world: &World) -> Vec<u32> {
+    world.job.places.iter().map(|place| place.server).collect()
+}
+
+#[test]
+fn a_job_that_is_resumed_with_other_numbers_has_them_from_the_start_and_keeps_them() {
+    let both = ScaleRequest { workers: Some(Wanted::Fixed(1)), servers: Some(3) };
+    let world = next_master(World::training(&[], 8), both, true);
+    assert_eq!((places(&world), world.job.servers_wanted), (vec![0, 1, 2, 0], 3));
+    assert_eq!(world.workers().len(), 1);
+    let world = next_master(world, ScaleRequest { workers: None, servers: Some(1) }, true);
+    assert_eq!((places(&world), world.job.servers_wanted), (vec![0; 4], 1));
+    let world = next_master(world, Wanted::Auto.into(), true);
+    assert_eq!((places(&world), world.workers().len()), (vec![0; 4], 1), "auto begins with what there was");
+    assert!(world.job.useful.is_some());
+    let world = next_master(world, ScaleRequest::default(), true);
+    assert_eq!((places(&world), world.job.useful.is_some()), (vec![0; 4], true));
+}
+
+#[test]
+fn servers_that_still_run_when_a_job_is_resumed_with_more_of_them_give_partitions_away_as_ever() {
+    let mut world =
+        next_master(World::training(&[], 8), ScaleRequest { workers: None, servers: Some(3) }, false);
+    assert_eq!(places(&world), [0, 1, 0, 1], "what is served stays where it is");
+    world.ready(2, &[]);
+    world.tick(10);
+    let (command, order) = world.ordered(2).unwrap();
+    assert_eq!((order.from.as_str(), order.partitions[0].partition), ("address-0", 0));
+    assert_eq!(world.copied(2, command, ""), copied_reply::What::Take(true));
+    world.ready(2, &[(0, 2)]);
+    assert_eq!((places(&world), world.job.replayed), (vec![2, 1, 0, 1], 0));
+}
+
+#[test]
+fn numbers_that_a_job_cannot_have_are_told_with_what_is_possible() {
+    let world = World::new(&[]);
+    let job = &world.job.plan.job;
+    let refusal = |workers: Option<u32>, servers: Option<u32>| {
+        ScaleRequest { workers: workers.map(Wanted::Fixed), servers }.refusal(job).unwrap_or_default()
+    };
+    assert_eq!((refusal(None, None), refusal(Some(4), Some(4))), (String::new(), String::new()));
+    for servers in [0, 5] {
+        let why = format!("{servers} servers are wanted; from 1 to servers.partitions = 4 are possible");
+        assert_eq!(refusal(Some(1), Some(servers)), why);
+    }
+    for workers in [0, 5] {
+        let why = format!("{workers} workers are wanted; from 1 to workers.max = 4 are possible");
+        assert_eq!(refusal(Some(workers), None), why);
+    }
 }
