@@ -83,8 +83,6 @@ impl Gate {
     /// May this batch be pulled now? `None`: not yet.
     pub fn admit(&mut self, now: Duration, connection: u64, batch: Batch) -> Option<Granted> {
         self.close(now);
-        let patience = self.patience;
-        self.give_back(|_, permit| now.saturating_sub(permit.since) > patience);
         let free = match self.policy {
             // The oldest one under way is the first that would become too stale.
             Policy::Bounded(most) => self
@@ -159,8 +157,11 @@ impl Gate {
         self.decided.as_ref().is_some_and(|decided| decided.batches.contains(&batch))
     }
 
-    /// Decides the step if it is full, or if nothing more comes, and all of it is staged.
+    /// Gives up permits that were not heard of for too long, and decides the step if it is full, or if nothing more
+    /// comes, and all of it is staged. Who waits for a decision may be the only one left who asks for anything.
     pub fn close(&mut self, now: Duration) {
+        let patience = self.patience;
+        self.give_back(|_, permit| now.saturating_sub(permit.since) > patience);
         let Policy::Steps(size) = self.policy else { return };
         let full = self.permits.len() as u64 >= size;
         let over = full || now.saturating_sub(self.changed) >= TAIL;

@@ -34,6 +34,7 @@ fn cores() -> usize {
 /// | 15, 17, 21, 53, 56 | an order to write a checkpoint that was lost was never given again |
 /// | staged 2, 79, 86 … | a checkpoint cut while a step was committed in some partitions only |
 /// | staged 96 | a lease from before a roll-back was still believed |
+/// | synchronous 1795041082745640299 | the last worker waited for ever for a batch of one that was gone |
 ///
 /// A change of what seeds stand for makes other worlds of them. What they found has tests of its own beside
 /// the code that was mended.
@@ -46,6 +47,7 @@ fn seeds_that_once_found_something_pass() {
     for seed in [2, 79, 86, 96, 109, 110, 122, 152, 188] {
         check(&run_many(seed, 1, Kind::Staged, 1), Kind::Staged);
     }
+    check(&run_many(1795041082745640299, 1, Kind::Synchronous, 1), Kind::Synchronous);
 }
 
 /// Fresh seeds each time; among so many every fault and every branch of the protocol happens.

@@ -10,9 +10,8 @@ use super::failpoints::{hits, with_points};
 use super::moves::{ends_fast, is_hit, pid, slow};
 use super::world::{Running, World, signal, wait_for};
 
-/// Enough for some seconds, and for twice as many.
+/// Enough for some seconds.
 const EPOCHS: u32 = 12;
-const MORE_EPOCHS: u32 = 24;
 
 /// The counting job with backups, when it trains.
 fn training(epochs: u32, more: &[&str]) -> (World, Running) {
@@ -33,8 +32,11 @@ fn begun(points: &str, epochs: u32, more: &[&str]) -> (World, Running) {
 }
 
 fn backed_up(world: &World) {
-    let all = |status: &Value| status["backups"]["there"] == status["backups"]["wanted"];
-    wait_for("backups", || all(&world.status("count")).then_some(()));
+    wait_for("backups", || {
+        let status = world.status("count");
+        assert_eq!(status["phase"], "training", "the job ends too soon for backups");
+        (status["backups"]["there"] == status["backups"]["wanted"]).then_some(())
+    });
 }
 
 fn kill(world: &World, server: usize) {
@@ -54,7 +56,7 @@ fn is_exact(world: &World, job: Running, epochs: u32) -> u64 {
 
 #[test]
 fn servers_die_one_after_the_other_and_nothing_is_trained_again() {
-    let (world, mut job) = training(MORE_EPOCHS, &[]);
+    let (world, mut job) = slow("", &["servers.replicas=2"]);
     backed_up(&world);
     let shown = world.run(&["status", "count"]).ok();
     assert!(shown.contains("4 of 4 partitions backed up"), "{shown}");
@@ -69,7 +71,7 @@ fn servers_die_one_after_the_other_and_nothing_is_trained_again() {
         // The next server of its number gets its share again, and all have backups.
         backed_up(&world);
     }
-    assert_eq!(is_exact(&world, job, MORE_EPOCHS), 0);
+    assert_eq!(ends_fast(&world, job), 0);
 }
 
 #[test]
@@ -93,17 +95,17 @@ fn dies_at(point: &str) {
 /// Goal: a backup that is lost is made again while training goes on. Its server dies with what was its own, too.
 #[test]
 fn a_server_dies_when_its_backup_has_done_what_it_has_not_told() {
-    let (world, mut job) = begun("ps.backup_done=kill@1500", EPOCHS, &[]);
+    let (world, mut job) = slow("ps.backup_done=kill@1500", &["servers.replicas=2"]);
     job.until("the backups", |e| e["event"] == "promoted");
+    is_hit(&world, "ps.backup_done");
     backed_up(&world);
-    assert_eq!(hits(&world), ["ps.backup_done"]);
-    assert_eq!(is_exact(&world, job, EPOCHS), 0);
+    assert_eq!(ends_fast(&world, job), 0);
 }
 
 /// Goal: what a stopped server has a backup of waits for a moment, goes on alone, and is backed up again.
 #[test]
 fn a_server_that_stands_still_is_given_up_as_a_backup() {
-    let (world, job) = training(MORE_EPOCHS, &["limits.silence=60s"]);
+    let (world, job) = slow("", &["servers.replicas=2", "limits.silence=60s"]);
     backed_up(&world);
     let pid = world.status("count")["servers"][1]["pid"].as_u64().unwrap() as u32;
     signal(pid, Signal::STOP);
@@ -111,7 +113,7 @@ fn a_server_that_stands_still_is_given_up_as_a_backup() {
     wait_for("a partition that goes on alone", || alone(&world.status("count")));
     signal(pid, Signal::CONT);
     backed_up(&world);
-    assert_eq!(is_exact(&world, job, MORE_EPOCHS), 0);
+    assert_eq!(ends_fast(&world, job), 0);
 }
 
 #[test]
@@ -144,7 +146,7 @@ fn backups_in_hybrid_mode_with_chains_of_checkpoints() {
 
 #[test]
 fn backups_follow_partitions_that_move() {
-    let (world, mut job) = training(MORE_EPOCHS, &[]);
+    let (world, mut job) = slow("", &["servers.replicas=2"]);
     backed_up(&world);
     world.run(&["scale", "count", "--servers", "3"]).ok();
     job.until("a move", |e| e["event"] == "moved");
@@ -153,7 +155,7 @@ fn backups_follow_partitions_that_move() {
     job.until("the backups", |e| e["event"] == "promoted");
     let refused = world.run(&["scale", "count", "--servers", "1"]);
     assert!(refused.stderr.contains("from 2 to servers.partitions"), "{}", refused.stderr);
-    assert_eq!(is_exact(&world, job, MORE_EPOCHS), 0);
+    assert_eq!(ends_fast(&world, job), 0);
 }
 
 /// Goal: while a server is copied from it dies. Its backups take over, the move is begun anew from where

@@ -196,7 +196,7 @@ fn lopsided() -> Vec<u64> {
     .unwrap();
     let (_, batch, _) = batches.next().unwrap().unwrap();
     let first_server = |hash: u64| server_of_partition(partition_of_row(hash, 4), 2).0 == 0;
-    let chosen = candidates.zip(batch.ids).filter(|(id, hash)| first_server(*hash) || id % 20 == 0);
+    let chosen = candidates.zip(batch.ids).filter(|(id, hash)| first_server(*hash) || id.is_multiple_of(20));
     chosen.map(|(id, _)| id).collect()
 }
 
@@ -223,7 +223,10 @@ fn a_server_with_nearly_all_the_work_gives_a_partition_away_by_itself() {
     assert!(moving["seconds"].as_f64() >= Some(15.0), "not by the first impression: {moving}");
     let moved = moved(&mut job);
     let partition = moved["partitions"][0].as_u64().unwrap();
-    assert!(moved["partitions"].as_array().unwrap().len() == 1 && partition % 2 == 0, "one of two: {moved}");
+    assert!(
+        moved["partitions"].as_array().unwrap().len() == 1 && partition.is_multiple_of(2),
+        "one of two: {moved}"
+    );
     // Both have a busy one now.
     wait_for("the partition at its new place", || {
         loads(1).iter().any(|(id, load)| *id == partition.to_string() && *load > 0).then_some(())

@@ -39,6 +39,21 @@ fn a_connection_that_ends_gives_back_its_permits() {
     assert!(permit(&mut gate, 2, batch(1, 0, 2)).is_some());
 }
 
+/// Goal: a permit that was granted to nobody, because who asked was gone by then, is not waited for for ever. The last
+/// worker asks for no other batch while it waits for the step of the one that it has.
+#[test]
+fn who_waits_for_a_step_outlasts_another_that_is_not_heard_of_again() {
+    let mut gate = Gate::new(Policy::Steps(3), LONG, 1, 0);
+    let mine = permit(&mut gate, 1, batch(0, 0, 1)).unwrap();
+    permit(&mut gate, 2, batch(1, 0, 2)).unwrap();
+    assert!(gate.staged(NOW, mine, batch(0, 0, 1)));
+    gate.close(NOW + LONG);
+    assert_eq!(gate.decision(0, None), None, "it may still come");
+    gate.close(NOW + LONG + TAIL);
+    let decided = gate.decision(0, None).map(|decided| decided.batches.clone());
+    assert_eq!(decided, Some(vec![batch(0, 0, 1)]));
+}
+
 #[test]
 fn permits_of_two_lives_are_told_apart() {
     let old = permit(&mut Gate::new(Policy::Bounded(1), LONG, 4, 0), 1, batch(0, 0, 1)).unwrap();
