@@ -62,8 +62,10 @@ pub async fn run(mut config: Config) -> Result<Outcome> {
         teller,
         running,
         over: None,
+        pruning: None,
     };
     let outcome = edge.follow(inputs, config.outside.news, config.outside.stops).await;
+    edge.finish_pruning().await;
     if outcome.is_ok() {
         edge.teller.farewell().await;
     }
@@ -156,6 +158,8 @@ struct Edge {
     /// Processes that were started and whose exit has not been seen.
     running: BTreeMap<u32, (Role, u32)>,
     over: Option<(Phase, Instant)>,
+    /// The removal of old checkpoints that was begun last.
+    pruning: Option<tokio::task::JoinHandle<()>>,
 }
 
 impl Edge {
@@ -195,6 +199,28 @@ impl Edge {
                     return Ok(phase);
                 }
             }
+        }
+    }
+
+    /// Removes old checkpoints, when those before are removed: two at a time would meet at the same files, and give up.
+    fn prune(&mut self, committed: u64) {
+        let (dir, keep, before) = (self.checkpoint_dir.clone(), self.keep, self.pruning.take());
+        self.pruning = Some(tokio::spawn(async move {
+            if let Some(before) = before {
+                let _ = before.await;
+            }
+            match tokio::task::spawn_blocking(move || store::prune(&dir, committed, keep)).await {
+                Ok(Err(error)) => tracing::warn!(%error, "old checkpoints stay where they are"),
+                Ok(Ok(())) => {}
+                Err(error) => tracing::error!(%error, "removing old checkpoints broke off"),
+            }
+        }));
+    }
+
+    /// Waits until what is to go is gone, for there is no next time; a disk that is slow is left alone with it.
+    async fn finish_pruning(&mut self) {
+        if let Some(pruning) = self.pruning.take() {
+            let _ = tokio::time::timeout(GOODBYE, pruning).await;
         }
     }
 
@@ -296,12 +322,7 @@ impl Edge {
                 None
             }
             Effect::Prune(committed) => {
-                let (dir, keep) = (self.checkpoint_dir.clone(), self.keep);
-                tokio::task::spawn_blocking(move || {
-                    if let Err(error) = store::prune(&dir, committed, keep) {
-                        tracing::warn!(%error, "old checkpoints stay where they are");
-                    }
-                });
+                self.prune(committed);
                 None
             }
             Effect::Export(id) => self.export(id),

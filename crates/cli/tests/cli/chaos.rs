@@ -302,9 +302,10 @@ fn servers_that_die_while_checkpoints_add_to_earlier_ones_lose_nothing() {
     job.until_training();
     for server in [0, 1, 0] {
         job.until("a checkpoint that adds to another", |e| e["event"] == "checkpoint" && e["adding"] != 0);
-        let pid = world.status("count")["servers"][server]["pid"].as_u64().unwrap() as u32;
-        signal(pid, Signal::KILL);
-        job.until("the next one", |e| e["event"] == "server_ready");
+        let status = world.status("count");
+        let pid = status["servers"][server]["pid"].as_u64();
+        signal(pid.unwrap_or_else(|| panic!("ps-{server} is there: {status}")) as u32, Signal::KILL);
+        job.until("the next one", |e| e["event"] == "server_ready" && e["server"] == server);
     }
     let (last, code) = job.end();
     let records = IDS * u64::from(EPOCHS);
