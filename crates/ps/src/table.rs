@@ -41,8 +41,8 @@ use work::{Copying, Decaying, Moving, Work, copy};
 /// Ids looked up together: enough that it does not matter how they begin and end, and few enough that what is known of
 /// them meanwhile stays in a near cache.
 const BLOCK: usize = 2048;
-/// So many entries or rows are asked for before they are used: enough to keep the memory busy, few enough to be in
-/// the cache still.
+/// So many entries, or cache lines of rows, are asked for before they are used: enough to keep the memory busy, few
+/// enough to be in the cache still.
 const AHEAD: usize = 256;
 
 /// The rows of a table.

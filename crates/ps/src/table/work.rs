@@ -18,7 +18,7 @@ pub(super) trait Work {
     /// Rows of the ids from `place` on, one after the other. Of each the first `floats` are asked for some time before.
     #[inline(always)]
     fn on_all(&mut self, rows: &mut Slabs, place: usize, numbers: &[u32], floats: usize) {
-        let (first, ahead) = numbers.split_at(numbers.len().min(AHEAD));
+        let (first, ahead) = numbers.split_at(numbers.len().min(rows_ahead(floats)));
         for number in first {
             rows.ask_for(*number, floats);
         }
@@ -31,6 +31,14 @@ pub(super) trait Work {
             self.on(rows, place, *number);
         }
     }
+}
+
+/// How many rows are asked for before they are used: as many cache lines as entries, but never only a few rows.
+#[inline(always)]
+fn rows_ahead(floats: usize) -> usize {
+    const LINE_FLOATS: usize = 16;
+    const LEAST: usize = 16;
+    (AHEAD / floats.div_ceil(LINE_FLOATS).max(1)).max(LEAST)
 }
 
 /// Copies weights; `WIDTH` of each row, if it is not 0: most rows have one of few widths (a power of two, or one weight
@@ -53,7 +61,7 @@ impl<const WIDTH: usize> Work for Copying<'_, WIDTH> {
     #[inline(always)]
     fn on_all(&mut self, rows: &mut Slabs, place: usize, numbers: &[u32], _: usize) {
         let width = if WIDTH == 0 { self.width } else { WIDTH };
-        let (first, ahead) = numbers.split_at(numbers.len().min(AHEAD));
+        let (first, ahead) = numbers.split_at(numbers.len().min(rows_ahead(width)));
         for number in first {
             rows.ask_for(*number, width);
         }
