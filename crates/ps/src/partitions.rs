@@ -29,7 +29,7 @@ use crate::table::{Counts, Table};
 #[derive(Debug)]
 pub struct Partitions {
     model: Arc<Model>,
-    held: RwLock<BTreeMap<PartitionId, Arc<Mutex<Held>>>>,
+    held: RwLock<Map>,
     /// Backups that do not answer, until the master has said what is to become of them.
     lost: Mutex<Vec<Arc<Feed>>>,
     news_of_lost: Notify,
@@ -38,6 +38,8 @@ pub struct Partitions {
     pulls: AtomicU64,
     pushes: AtomicU64,
 }
+
+type Map = BTreeMap<PartitionId, Arc<Mutex<Held>>>;
 
 /// A partition, and what goes to its backup.
 #[derive(Debug)]
@@ -145,13 +147,19 @@ impl Partitions {
     /// Holds `partition` from now on, in place of an earlier life of it.
     pub fn open(&self, partition: Partition) {
         assert_eq!(**partition.model(), *self.model, "a server holds one model");
-        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
-        held.insert(partition.id(), Arc::new(Mutex::new(Held { partition, feed: None })));
+        let (id, one) = (partition.id(), Arc::new(Mutex::new(Held { partition, feed: None })));
+        drop(self.change(|held| held.insert(id, one)));
+    }
+
+    /// Changes what is held. What goes is the caller's to drop: to give back so much memory takes a moment, and everybody
+    /// waits for this lock.
+    fn change<T>(&self, change: impl FnOnce(&mut Map) -> T) -> T {
+        change(&mut self.held.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Gives up a partition. `None`: it is not here, or not fit for use.
     pub fn take(&self, id: PartitionId) -> Option<Partition> {
-        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner).remove(&id)?;
+        let mut held = self.change(|held| held.remove(&id))?;
         // Whoever still looks at it is done in a moment, and nobody else finds it.
         loop {
             match Arc::try_unwrap(held) {
@@ -167,17 +175,12 @@ impl Partitions {
         if self.with(id, |p| p.incarnation()) != Some(incarnation) {
             return;
         }
-        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
-        let gone = held.remove(&id);
-        // Giving back so much memory takes a moment, and others wait for the lock.
-        drop(held);
-        drop(gone);
+        drop(self.change(|held| held.remove(&id)));
     }
 
     /// Lets go of all partitions but these.
     pub fn retain(&self, keep: &[PartitionId]) {
-        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
-        held.retain(|id, _| keep.contains(id));
+        drop(self.change(|held| held.extract_if(.., |id, _| !keep.contains(id)).collect::<Map>()));
     }
 
     /// Works on one partition with its lock held. `None`: it is not here, or not fit for use.

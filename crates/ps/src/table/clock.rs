@@ -11,6 +11,8 @@ use super::pages::Pages;
 
 /// Room for so many rows is made at first.
 const FIRST_ROWS: usize = 64;
+/// Where there are more rows than fit, room is made for such a part of them more.
+const BEYOND_PART: usize = 8;
 
 /// The ids of a table's rows by their numbers, and whose turn it is to go.
 #[derive(Debug)]
@@ -72,8 +74,13 @@ impl Clock {
     /// Makes room for the numbers below `len`; what they are is told by [`Clock::set`].
     pub(super) fn reach(&mut self, len: usize) {
         if len > self.ids.len() {
-            // Twice as much as before, but never more than will be needed.
-            let room = (2 * self.ids.len()).min(self.rows_max).max(len);
+            let room = if len <= self.rows_max {
+                // Twice as much as before, but never more than will be needed.
+                (2 * self.ids.len()).min(self.rows_max).max(len)
+            } else {
+                // What was written when more rows fitted comes row by row as well.
+                len + len / BEYOND_PART
+            };
             self.ids.grow(room);
             self.used.grow(words(room));
         }
@@ -182,6 +189,20 @@ mod tests {
             }
             assert_eq!(clock.bytes(), Clock::bytes_of(rows), "{rows}");
         }
+    }
+
+    /// Goal: a table that was written when more rows fitted is restored without a copy of all for each of them.
+    #[test]
+    fn rows_beyond_those_that_fit_are_not_made_room_for_one_by_one() {
+        let mut clock = full(1000, Evict::Use);
+        let mut rooms: Vec<usize> = (1001..=20_000)
+            .map(|len| {
+                clock.reach(len);
+                clock.ids.len()
+            })
+            .collect();
+        rooms.dedup();
+        assert!(rooms.len() < 40 && *rooms.last().unwrap() >= 20_000, "{rooms:?}");
     }
 
     proptest! {

@@ -89,6 +89,9 @@ impl<T: Number> Pages<T> {
     /// so that there are never two of it. All else is copied.
     pub fn grow(&mut self, len: usize) {
         assert!(len >= self.len, "numbers only become more");
+        if len == self.len {
+            return;
+        }
         let page = match self.origin {
             Origin::Allocator(_) => SMALL,
             Origin::Kernel { page, .. } => page,
