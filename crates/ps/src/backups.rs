@@ -258,7 +258,12 @@ fn keep_up(peer: &mut Peer<'_>, id: PartitionId, shadow: &Partitions, cancelled:
 }
 
 /// Does what was done.
-fn also(shadow: &Partitions, requests: &mut Requests<'_>, frame: &Frame, reply: &mut Frame) -> Result<()> {
+pub(crate) fn also(
+    shadow: &Partitions,
+    requests: &mut Requests<'_>,
+    frame: &Frame,
+    reply: &mut Frame,
+) -> Result<()> {
     let mut payload = frame.payload();
     match frame.kind() {
         kind::CLOSE => {

@@ -1,8 +1,9 @@
 //! One connection to one server, a worker's or another server's: opened with the token, over TLS with the job's certificate, then a request and
 //! its answer at a time.
 //!
-//! It never gives up by itself while the peer is merely slow: whoever waits is asked now and then whether
-//! to go on waiting.
+//! While the peer is merely slow, whoever waits is asked now and then whether to go on waiting. A connection over which
+//! nothing comes for minutes may be one that only this end knows of: it is given up, and what was asked is to be asked
+//! again over another one.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -18,6 +19,11 @@ use crate::tls::Identity;
 const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 /// How often a wait for the peer is questioned.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// For so long nothing comes, or is taken, at most. Whoever answers late has its reasons, but none takes that long: a
+/// server waits a minute for its backups.
+const SILENCE_MAX: Duration = Duration::from_secs(150);
+/// The same in questions.
+const QUESTIONS_MAX: u32 = (SILENCE_MAX.as_millis() / PATIENCE.as_millis()) as u32;
 
 /// Who opens a connection.
 #[derive(Debug, Clone)]
@@ -90,7 +96,7 @@ impl Connection {
         tcp.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
         let mut stream = Stream::connected(tcp, caller.identity.as_ref())?;
         // A server that is still loading does not answer this yet; it is waited for like any other answer.
-        let shaken = Patient { stream: &mut stream, keep_waiting }.retry(Stream::handshake);
+        let shaken = Patient::new(&mut stream, keep_waiting).retry(Stream::handshake);
         shaken.map_err(Error::shaking)?;
         let mut connection = Connection { stream, out: Frame::default(), answer: Frame::default() };
         ps::hello(&mut connection.out, caller.token.secret(), caller.who);
@@ -105,13 +111,13 @@ impl Connection {
 
     /// Sends what was put into `out`.
     pub fn send(&mut self, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
-        let mut patient = Patient { stream: &mut self.stream, keep_waiting };
+        let mut patient = Patient::new(&mut self.stream, keep_waiting);
         self.out.write(&mut patient).map_err(|e| Error::io("sending to a server", e))
     }
 
     /// Waits for the answer to `request`; it is then in `answer`.
     pub fn receive(&mut self, kind: u32, request: u64, keep_waiting: &mut dyn FnMut() -> bool) -> Result<()> {
-        let mut patient = Patient { stream: &mut self.stream, keep_waiting };
+        let mut patient = Patient::new(&mut self.stream, keep_waiting);
         if !self.answer.read(&mut patient, Limits::default())? {
             return Err(Error::io("waiting for a server's answer", ErrorKind::UnexpectedEof.into()));
         }
@@ -123,15 +129,22 @@ impl Connection {
 struct Patient<'a> {
     stream: &'a mut Stream,
     keep_waiting: &'a mut dyn FnMut() -> bool,
+    questions_max: u32,
 }
 
-impl Patient<'_> {
+impl<'a> Patient<'a> {
+    fn new(stream: &'a mut Stream, keep_waiting: &'a mut dyn FnMut() -> bool) -> Self {
+        Patient { stream, keep_waiting, questions_max: QUESTIONS_MAX }
+    }
+
     fn retry<T>(&mut self, mut attempt: impl FnMut(&mut Stream) -> std::io::Result<T>) -> std::io::Result<T> {
+        let mut questions = 0;
         loop {
             match attempt(self.stream) {
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                    if !(self.keep_waiting)() {
+                    questions += 1;
+                    if questions > self.questions_max || !(self.keep_waiting)() {
                         return Err(ErrorKind::TimedOut.into());
                     }
                 }
@@ -160,6 +173,29 @@ impl Write for Patient<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: an answer that never comes is not waited for for ever, and one that comes bit by bit is.
+    #[test]
+    fn silence_ends_a_wait_and_whoever_goes_on_is_waited_for() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        tcp.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+        let (mut peer, _) = listener.accept().unwrap();
+        let (mut stream, mut asked) = (Stream::connected(tcp, None).unwrap(), 0);
+        let mut keep_waiting = || {
+            asked += 1;
+            if asked % 3 == 0 && asked < 30 {
+                peer.write_all(&[1]).unwrap();
+            }
+            true
+        };
+        let mut patient = Patient { questions_max: 20, ..Patient::new(&mut stream, &mut keep_waiting) };
+        let failed = patient.read_exact(&mut [0; 20]).unwrap_err();
+        assert_eq!(failed.kind(), ErrorKind::TimedOut);
+        // Nine bytes came, each after three questions; then nothing did.
+        assert_eq!(asked, 27 + 20);
+        assert_eq!(Error::io("waiting for a server's answer", failed).kind(), elasticdl_spec::Kind::Retry);
+    }
 
     #[test]
     fn whoever_calls_is_told_by_his_word() {

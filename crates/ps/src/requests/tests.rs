@@ -1,3 +1,5 @@
+mod harmed;
+
 use std::sync::Arc;
 
 use elasticdl_spec::{LeaseId, TaskId};

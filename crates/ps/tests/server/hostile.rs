@@ -65,6 +65,9 @@ fn outcome_of(partitions: &Partitions, who: Who, mut bytes: &[u8]) -> Outcome {
         // A refusal of one partition comes after what others have done.
         if !matches!(&answered, Err(elasticdl_ps::Error::Wire(_))) {
             changes += usize::from(matches!(request.kind(), kind::PUSH | kind::COMMIT | kind::STEP));
+            // Harm may make it one of a life that is there, and that goes with whoever has taken it over.
+            let handed = request.kind() == kind::HAND_OVER && reply.payload().rest().get(1) == Some(&1);
+            changes += usize::from(handed);
         }
         match answered {
             Ok(()) => reply.write(&mut told).unwrap(),

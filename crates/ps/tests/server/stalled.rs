@@ -78,7 +78,7 @@ fn who_is_silent_between_frames_is_served_however_long_it_takes() {
 /// Goal: the deadline is one for each step, not for a frame.
 #[test]
 fn who_goes_on_however_slowly_is_served() {
-    let (server, _) = wide_server(Options { stall_deadline: STALL_DEADLINE * 3, ..options() });
+    let (server, _) = wide_server(Options { stall_deadline: STALL_DEADLINE * 10, ..options() });
     let (mut slow, bytes) = (Worker::connect(&server), ask_for_rows(1));
     slow.stream.write_all(&bytes[..1]).unwrap();
     // Whoever stands still from now on tells when a deadline has passed.

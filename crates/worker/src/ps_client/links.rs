@@ -27,7 +27,7 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    fn of(whom: Whom, partitions: usize) -> Self {
+    pub fn of(whom: Whom, partitions: usize) -> Self {
         let waiting: Vec<bool> = match whom {
             Whom::All => vec![true; partitions],
             Whom::Gate => (0..partitions).map(|p| p == GATE.0 as usize).collect(),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use elasticdl_nn::Gradients;
 use elasticdl_spec::{TablesSpec, TaskId};
 use elasticdl_wire::ps::PushHeader;
+use proptest::prelude::*;
 
 use super::*;
 use crate::dedup::Deduper;
@@ -286,4 +287,66 @@ fn a_strange_server_behind_a_port_is_not_believed() {
         rig.pull();
     });
     assert_eq!(rig.pulled.versions.len(), PARTITIONS as usize);
+}
+
+/// A codec for tables that travel in these precisions, and the keys of a batch.
+fn codec(rounded: bool) -> (Codec, Keys) {
+    let said = if rounded { r#"{ "*": { "wire": "f16" } }"# } else { "{}" };
+    let mut keys = Keys::default();
+    Deduper::new(PARTITIONS).dedup(&batch(TASK, 0, 16).ids, &mut keys);
+    (Codec::new(Arc::new(shape()), &serde_json::from_str(said).unwrap(), PARTITIONS), keys)
+}
+
+/// Reads an answer to a pull from all partitions; tells how many have answered for good.
+fn take(codec: &Codec, keys: &Keys, mode: PullMode, words: &[u64]) -> Option<usize> {
+    let (mut answer, mut pulled) = (elasticdl_wire::frame::Frame::default(), Pulled::default());
+    answer.begin(kind::PULLED, 1);
+    answer.put_all(words);
+    codec.make_room(keys, &mut pulled);
+    let mut pending = links::Pending::of(Whom::All, PARTITIONS as usize);
+    codec.take_pulled(answer.payload(), mode, &mut pending, keys, &mut pulled).ok()?;
+    Some((0..PARTITIONS).filter(|p| pending.check(PartitionId(*p)).is_err()).count())
+}
+
+/// What all servers together say to a pull.
+fn pulled(codec: &Codec, keys: &Keys, mode: PullMode) -> Vec<u64> {
+    let mut answer = elasticdl_wire::frame::Frame::default();
+    answer.begin(kind::PULLED, 1);
+    answer.put(u64::from(PARTITIONS));
+    for p in (0..PARTITIONS).map(PartitionId) {
+        answer.put_all(&[u64::from(p.0), Status::Ok.word(), 7]);
+        for (width, precision) in codec.widths.iter().zip(&codec.precisions) {
+            floats::put(&mut answer, *precision, &vec![0.5; keys.part(p).len() * width]);
+        }
+        let tensors = codec.tensors_of(p).iter().filter(|_| mode.tensors);
+        tensors.for_each(|tensor| answer.put_floats(&vec![0.5; codec.shape.tensors[*tensor].len()]));
+    }
+    answer.payload().rest().to_vec()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Goal: whatever a server says to a pull, it is taken or refused: no panic, and no partition answers twice.
+    #[test]
+    fn harmed_answers_to_a_pull_are_taken_or_refused(
+        (rounded, tensors) in any::<(bool, bool)>(),
+        harms in proptest::collection::vec(
+            (any::<prop::sample::Index>(), prop_oneof![3 => 0..20u64, 1 => any::<u64>()]), 0..4),
+        cut in prop_oneof![3 => Just(None), 1 => any::<prop::sample::Index>().prop_map(Some)],
+    ) {
+        let (codec, keys) = codec(rounded);
+        let mode = PullMode { births: true, tensors };
+        let mut words = pulled(&codec, &keys, mode);
+        prop_assert_eq!(take(&codec, &keys, mode, &words), Some(PARTITIONS as usize));
+        for (place, word) in harms {
+            let place = place.index(words.len());
+            words[place] ^= word;
+        }
+        if let Some(cut) = cut {
+            words.truncate(cut.index(words.len()));
+            prop_assert_eq!(take(&codec, &keys, mode, &words), None, "some of it is missing");
+        }
+        take(&codec, &keys, mode, &words);
+    }
 }
