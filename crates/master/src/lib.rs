@@ -19,6 +19,7 @@ pub mod job;
 pub mod ledger;
 mod listen;
 mod pages;
+mod pruner;
 pub mod run;
 mod server;
 pub mod shards;

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::fleet::Order;
 use crate::job::{Answer, Effect, Event, Job, Start, Ticket};
 use crate::ledger::{self, Entry, Ledger, TermsOfJob};
+use crate::pruner::Pruner;
 use crate::server::{Input, router};
 use crate::status::{LedgerStatus, Phase, Status};
 use crate::teller::Teller;
@@ -48,12 +49,12 @@ pub async fn run(mut config: Config) -> Result<Outcome> {
 
     let running =
         start.book.processes.values().map(|p| (p.process.pid, (Role::from(p.role), p.id))).collect();
+    let pruner = Pruner::start(&checkpoint_dir, job_spec.checkpoint.keep);
     let mut edge = Edge {
         job: Job::new(start),
         ledger,
         began: Instant::now(),
         checkpoint_dir,
-        keep: job_spec.checkpoint.keep,
         launcher: config.outside.launcher,
         export: config.export,
         inputs: inputs_sender,
@@ -62,10 +63,10 @@ pub async fn run(mut config: Config) -> Result<Outcome> {
         teller,
         running,
         over: None,
-        pruning: None,
+        pruner,
     };
     let outcome = edge.follow(inputs, config.outside.news, config.outside.stops).await;
-    edge.finish_pruning().await;
+    edge.pruner.finish(GOODBYE).await;
     if outcome.is_ok() {
         edge.teller.farewell().await;
     }
@@ -82,6 +83,7 @@ fn prepare(config: &mut Config, checkpoint_dir: &Path) -> Result<(Ledger, Start)
         return Err(Error::NothingToResume(shown));
     }
     let term = store::claim_term(checkpoint_dir)?;
+    failpoint::reached("master.term_claimed");
     let mut ledger = Ledger::open(checkpoint_dir, term)?;
     let book = ledger.book();
     let difference = book.terms_of_job.difference(&TermsOfJob::of(&config.plan));
@@ -148,7 +150,6 @@ struct Edge {
     ledger: Ledger,
     began: Instant,
     checkpoint_dir: PathBuf,
-    keep: u32,
     launcher: Box<dyn Launcher>,
     export: Option<Export>,
     inputs: mpsc::UnboundedSender<Input>,
@@ -158,8 +159,7 @@ struct Edge {
     /// Processes that were started and whose exit has not been seen.
     running: BTreeMap<u32, (Role, u32)>,
     over: Option<(Phase, Instant)>,
-    /// The removal of old checkpoints that was begun last.
-    pruning: Option<tokio::task::JoinHandle<()>>,
+    pruner: Pruner,
 }
 
 impl Edge {
@@ -199,28 +199,6 @@ impl Edge {
                     return Ok(phase);
                 }
             }
-        }
-    }
-
-    /// Removes old checkpoints, when those before are removed: two at a time would meet at the same files, and give up.
-    fn prune(&mut self, committed: u64) {
-        let (dir, keep, before) = (self.checkpoint_dir.clone(), self.keep, self.pruning.take());
-        self.pruning = Some(tokio::spawn(async move {
-            if let Some(before) = before {
-                let _ = before.await;
-            }
-            match tokio::task::spawn_blocking(move || store::prune(&dir, committed, keep)).await {
-                Ok(Err(error)) => tracing::warn!(%error, "old checkpoints stay where they are"),
-                Ok(Ok(())) => {}
-                Err(error) => tracing::error!(%error, "removing old checkpoints broke off"),
-            }
-        }));
-    }
-
-    /// Waits until what is to go is gone, for there is no next time; a disk that is slow is left alone with it.
-    async fn finish_pruning(&mut self) {
-        if let Some(pruning) = self.pruning.take() {
-            let _ = tokio::time::timeout(GOODBYE, pruning).await;
         }
     }
 
@@ -322,7 +300,7 @@ impl Edge {
                 None
             }
             Effect::Prune(committed) => {
-                self.prune(committed);
+                self.pruner.prune(committed);
                 None
             }
             Effect::Export(id) => self.export(id),

@@ -219,7 +219,7 @@ pub fn checkpoints(dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::fs;
 
     use super::*;
@@ -288,6 +288,11 @@ mod tests {
             manifest.partitions.insert(partition, file);
         }
         commit(dir, &manifest).unwrap();
+    }
+
+    /// A checkpoint that is committed and adds to no other.
+    pub(crate) fn committed(dir: &Path, id: u64) {
+        write(dir, id, [&[], &[]]);
     }
 
     /// All files of all checkpoints, without manifests.
