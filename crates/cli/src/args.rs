@@ -27,7 +27,7 @@ Train
 
 Watch and steer jobs
   jobs       List the jobs of this machine
-  status     Show one job: progress, quality, workers and servers
+  status     Show one job: progress, quality, workers, and what servers hold
   top        Watch a running job live
   logs       Show what a job's processes have written
   scale      Change the number of workers or servers of a running job
@@ -94,7 +94,7 @@ pub enum Command {
     Resume(Resume),
     /// List the jobs of this machine.
     Jobs(Jobs),
-    /// Show one job: progress, quality, workers and servers.
+    /// Show one job: progress, quality, workers, and what servers hold.
     Status(Status),
     /// Watch a running job live; Ctrl-C leaves, the job goes on.
     Top(Top),

@@ -46,7 +46,14 @@ pub fn wanted(job: &JobSpec, wanted: ScaleRequest) -> anyhow::Result<()> {
         return Err(Fault::user(what).hint("resume it without --workers and --servers").into());
     }
     match wanted.refusal(job) {
-        Some(reason) => Err(Fault::user(reason).into()),
+        Some(reason) => {
+            let what = format!("job {:?} cannot go on with these numbers: {reason}", job.name);
+            let hint = format!(
+                "choose a number in that range; without any, job {:?} goes on with as many as before",
+                job.name
+            );
+            Err(Fault::user(what).hint(hint).into())
+        }
         None => Ok(()),
     }
 }

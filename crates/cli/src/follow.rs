@@ -41,12 +41,12 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// Follows a job that this process started, and starts its master again where that dies.
 pub async fn follow(started: Started, mut view: View) -> anyhow::Result<Exit> {
-    let Started { dir, mut child, leash, at, client, events_before, seq_before } = started;
+    let Started { dir, mut child, leash, at, client, events_before, seq_before, wanted } = started;
     let mut _leash = leash;
     // Says to others that a master that dies will be back. Where it cannot be had they don't wait for one.
     let _tending = Lock::take(&dir.client_lock(), &dir.record()?.job.name).ok();
     let mut job = Followed::new(dir, client, &view, seq_before)?;
-    job.events_before = events_before;
+    (job.events_before, job.wanted) = (events_before, wanted);
     let mut signals = Signals::listen()?;
     let died = loop {
         let died = tokio::select! {
@@ -99,14 +99,12 @@ impl Signals {
 }
 
 /// Starts the master of a job again where the one before it listened.
-async fn restart(dir: JobDir, listen: Option<SocketAddr>) -> anyhow::Result<Started> {
+async fn restart(dir: JobDir, listen: Option<SocketAddr>, wanted: ScaleRequest) -> anyhow::Result<Started> {
     let claim = Claim::again(dir)?;
     // One that died before its first entry has nothing to go on from: then the job begins.
     // A program of its own goes on from what is remembered of it, if anything is.
     let program = claim.record().job.command.is_some();
     let resume = !program && store::has_begun(&claim.dir().checkpoints(claim.record()));
-    // What was wanted of the one before is in the ledger.
-    let wanted = ScaleRequest::default();
     claim.start(Start { resume, detach: false, listen, wanted }).await
 }
 
@@ -150,6 +148,8 @@ struct Followed {
     /// Length of the events file when this began.
     events_before: u64,
     last_status: Option<Status>,
+    /// What a master was told to have and may not have written down.
+    wanted: ScaleRequest,
     revivals: Revivals,
     /// Why the master could not be started again.
     stillborn: Option<String>,
@@ -177,6 +177,7 @@ impl Followed {
             last_seq: seen,
             events_before: 0,
             last_status: None,
+            wanted: ScaleRequest::default(),
             revivals: Revivals::new(limits.restarts),
             stillborn: None,
             finished: None,
@@ -224,6 +225,9 @@ impl Followed {
         }
         if event.event == "running" {
             self.revivals.progress();
+        }
+        if event.event == "started" {
+            self.wanted = ScaleRequest::default();
         }
         view.event(&event)?;
         if event.event == "finished" {
@@ -285,7 +289,7 @@ impl Followed {
             let Next::Again(pause) = self.revivals.died() else { return Ok(None) };
             view.note(&format!("the master of {} died ({how}); starting it again", self.name))?;
             self.meanwhile(tokio::time::sleep(pause), signals, view).await?;
-            let again = restart(self.dir.clone(), at.address.parse().ok());
+            let again = restart(self.dir.clone(), at.address.parse().ok(), self.wanted);
             match self.meanwhile(again, signals, view).await? {
                 Ok(started) => {
                     // The one that died may not have heard of it.

@@ -49,6 +49,8 @@ pub struct Started {
     pub seq_before: u64,
     /// For calls to it.
     pub client: Client,
+    /// What it was told to have. It is in the ledger when the master has told that it has started.
+    pub wanted: ScaleRequest,
 }
 
 /// How long a master may take to listen. It has little to do before that; a machine can be busy.
@@ -197,7 +199,8 @@ impl Claim {
         let client = Client::of(dir)?;
         // Taken out of the child: waiting for a child closes the stdin that is still in it.
         let leash = child.stdin.take();
-        Ok(Started { dir: self.dir, child, leash, at, client, events_before, seq_before })
+        let wanted = start.wanted;
+        Ok(Started { dir: self.dir, child, leash, at, client, events_before, seq_before, wanted })
     }
 
     fn spawn(&self, start: Start) -> anyhow::Result<Child> {

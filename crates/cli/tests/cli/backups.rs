@@ -183,6 +183,25 @@ fn a_server_dies_while_partitions_are_copied_from_it() {
     assert_eq!(ends_fast(&world, job), 0);
 }
 
+/// Goal: somebody dies in the middle of a move of partitions that have backups. Their rows are with their old server, with
+/// the new one or with a backup, and nowhere twice.
+#[test]
+fn whoever_dies_of_a_move_of_what_has_backups_every_record_counts_once() {
+    for (point, then) in [
+        ("ps.taking_over", "server_exited"),
+        ("ps.handed_over", "server_exited"),
+        ("master.moved_recorded", "leasing"),
+    ] {
+        let (world, mut job) = slow(&format!("{point}=kill"), &["servers.replicas=2"]);
+        backed_up(&world);
+        world.run(&["scale", "count", "--servers", "3"]).ok();
+        job.until(then, |e| e["event"] == then);
+        assert_eq!(hits(&world).iter().filter(|hit| *hit == point).count(), 1, "{point}");
+        backed_up(&world);
+        ends_fast(&world, job);
+    }
+}
+
 /// Goal: backups of many rows are being made again when the one dies that makes them, and has partitions of its own.
 #[test]
 fn a_server_dies_while_it_makes_backups_again() {

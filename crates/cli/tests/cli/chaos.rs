@@ -255,12 +255,9 @@ fn whatever_dies_every_record_is_counted_exactly_once_per_epoch() {
     every_row_is_right(&world, EPOCHS);
 }
 
-#[test]
-fn chaos_hits_every_role_and_the_job_ends_exactly() {
-    let (world, file) = counting(EPOCHS, "limits: { restarts: 50 }");
-    let mut job = world.start(&["train", &file]);
-    job.until_training();
-    let args = "chaos count --kill worker,server,master --every 400ms --for 4s --seed 7 --json";
+/// Kills processes of every role while the job trains.
+pub(super) fn hits_every_role(world: &World, job: &str) {
+    let args = format!("chaos {job} --kill worker,server,master --every 400ms --for 4s --seed 7 --json");
     let chaos = world.run(&args.split(' ').collect::<Vec<_>>());
     assert_eq!(chaos.code, Some(0), "{}", chaos.stderr);
     let told = chaos.last_json();
@@ -271,10 +268,39 @@ fn chaos_hits_every_role_and_the_job_ends_exactly() {
         let figure = if role == "master" { "regroup" } else { "detect" };
         assert!(hit[figure].is_number(), "{hit}");
     }
+}
+
+/// The counting job with these settings is hit in every role, and ends exactly.
+fn is_exact_in_chaos(sets: &[&str], meanwhile: impl FnOnce(&World)) {
+    let (world, file) = counting(EPOCHS, "limits: { restarts: 50 }");
+    let words = ["train", &file].into_iter().chain(sets.iter().flat_map(|set| ["--set", *set]));
+    let mut job = world.start(&words.collect::<Vec<_>>());
+    job.until_training();
+    meanwhile(&world);
+    hits_every_role(&world, "count");
     let (last, code) = job.end();
-    assert_eq!((&last["outcome"], code), (&"done".into(), Some(0)));
+    assert_eq!((&last["outcome"], code), (&"done".into(), Some(0)), "{last}");
     audit(&world, "count");
     every_row_is_right(&world, EPOCHS);
+}
+
+#[test]
+fn chaos_hits_every_role_and_the_job_ends_exactly() {
+    is_exact_in_chaos(&[], |_| {});
+}
+
+#[test]
+fn chaos_hits_every_role_of_a_hybrid_job_with_chains_of_checkpoints() {
+    let sets = ["train.consistency=hybrid", "train.grads_to_wait=2", "checkpoint.full_every=3"];
+    is_exact_in_chaos(&sets, |_| {});
+}
+
+#[test]
+fn chaos_hits_every_role_of_a_job_with_backups_whose_partitions_move() {
+    let sets = ["servers.replicas=2", "checkpoint.full_every=3"];
+    is_exact_in_chaos(&sets, |world| {
+        world.run(&["scale", "count", "--servers", "3"]).ok();
+    });
 }
 
 #[test]

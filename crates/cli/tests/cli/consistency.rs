@@ -7,7 +7,7 @@ use elasticdl_spec::{PartitionId, TablesSpec};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::chaos::{audit, chains, newest_checkpoint};
+use super::chaos::{audit, chains, hits_every_role, newest_checkpoint};
 use super::failpoints::{hits, with_points};
 use super::pyarrow::restored;
 use super::world::{Running, World, signal, wait_for};
@@ -27,7 +27,7 @@ fn training(world: &World, epochs: u64, train: &str) -> Running {
 fn training_with(world: &World, epochs: u64, train: &str, points: &str) -> Running {
     let more = format!(
         "train: {{ batch: 64, epochs: {epochs}, {train} }}\nservers: {{ count: 2, partitions: 4 }}\n\
-         workers: {{ count: 2 }}\ncheckpoint: {{ every: 1s }}"
+         workers: {{ count: 2 }}\ncheckpoint: {{ every: 1s }}\nlimits: {{ restarts: 50 }}"
     );
     let file = world.job("ctr", &more);
     let mut command = world.command(&["train", &file, "--json"]);
@@ -67,7 +67,13 @@ fn rides_through_deaths(epochs: u64, train: &str) {
 }
 
 /// Partitions are on their way to another server when somebody dies, and every record counts once.
-fn rides_through_a_move(epochs: u64, train: &str, point: &str, then: &str) {
+fn rides_through_a_move(epochs: u64, train: &str, point: &str) {
+    let then = match point {
+        // What was to be moved stayed where it was.
+        "ps.copying" => "moved",
+        "master.moved_recorded" => "leasing",
+        _ => "replay",
+    };
     let world = World::with_data(ROWS);
     let mut job = training_with(&world, epochs, train, &format!("{point}=kill"));
     world.run(&["scale", "ctr", "--servers", "3"]).ok();
@@ -76,25 +82,31 @@ fn rides_through_a_move(epochs: u64, train: &str, point: &str, then: &str) {
     ends_exactly(&world, job, epochs);
 }
 
+/// Where somebody may die of a move.
+const MOVING: [&str; 5] =
+    ["ps.copying", "ps.copied_from", "ps.taking_over", "ps.handed_over", "master.moved_recorded"];
+
 #[test]
-fn a_synchronous_job_counts_every_record_once_when_a_server_dies_that_takes_over() {
-    rides_through_a_move(EPOCHS, "consistency: synchronous, grads_to_wait: 3", "ps.taking_over", "replay");
+fn a_synchronous_job_counts_every_record_once_whoever_dies_of_a_move() {
+    for point in MOVING {
+        rides_through_a_move(EPOCHS, "consistency: synchronous, grads_to_wait: 3", point);
+    }
 }
 
 #[test]
-fn a_synchronous_job_counts_every_record_once_when_nobody_serves_what_was_handed_over() {
-    rides_through_a_move(EPOCHS, "consistency: synchronous, grads_to_wait: 3", "ps.handed_over", "replay");
+fn a_hybrid_job_counts_every_record_once_whoever_dies_of_a_move() {
+    for point in MOVING {
+        rides_through_a_move(EPOCHS_HYBRID, "consistency: hybrid, grads_to_wait: 3", point);
+    }
 }
 
 #[test]
-fn a_synchronous_job_counts_every_record_once_when_the_master_dies_of_a_move() {
-    let point = "master.moved_recorded";
-    rides_through_a_move(EPOCHS, "consistency: synchronous, grads_to_wait: 3", point, "leasing");
-}
-
-#[test]
-fn a_hybrid_job_counts_every_record_once_when_nobody_serves_what_was_handed_over() {
-    rides_through_a_move(EPOCHS_HYBRID, "consistency: hybrid, grads_to_wait: 3", "ps.handed_over", "replay");
+fn a_synchronous_job_counts_every_record_once_in_chaos() {
+    let world = World::with_data(ROWS);
+    let train = "consistency: synchronous, grads_to_wait: 3";
+    let job = training_with(&world, 2 * EPOCHS, train, "");
+    hits_every_role(&world, "ctr");
+    ends_exactly(&world, job, 2 * EPOCHS);
 }
 
 #[test]

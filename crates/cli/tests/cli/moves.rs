@@ -21,7 +21,7 @@ const EPOCHS: u32 = 30;
 /// So many ids that a partition of them is copied in several pieces.
 const MANY: u64 = 80_000;
 /// Passes over so many: far more than slow workers get to.
-const MANY_EPOCHS: u32 = 16;
+const MANY_EPOCHS: u32 = 24;
 /// Each batch takes so long.
 const SLOW: &str = "worker.compute=sleep:10ms@every";
 
@@ -228,10 +228,11 @@ fn a_server_with_nearly_all_the_work_gives_a_partition_away_by_itself() {
         "one of two: {moved}"
     );
     // Both have a busy one now.
-    wait_for("the partition at its new place", || {
-        loads(1).iter().any(|(id, load)| *id == partition.to_string() && *load > 0).then_some(())
+    wait_for("the partition at its new place, and nowhere else", || {
+        let (old, new) = (loads(0), loads(1));
+        let works = new.iter().any(|(id, load)| *id == partition.to_string() && *load > 0);
+        (works && (old.len(), new.len()) == (1, 3)).then_some(())
     });
-    assert_eq!((loads(0).len(), loads(1).len()), (1, 3));
     world.run(&["stop", "count"]).ok();
     assert_eq!(job.end().0["outcome"], "stopped");
     let events = fs::read_to_string(world.job_dir("count").join("events.jsonl")).unwrap();

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use serde_json::Value;
 
 use super::chaos::{audit, counting, every_row_is_right};
-use super::failpoints::{deterministic, weights};
+use super::failpoints::{deterministic, hits, weights, with_points};
 use super::world::{Running, World, wait_for};
 
 /// Trains a job for so many records more, with so long a pause before each batch, and stops it. Returns how many there
@@ -32,7 +32,7 @@ fn trained_on(world: &World, words: &[&str], pause: &str, more: u64) -> (u64, us
 
 #[test]
 fn a_job_goes_on_with_more_servers_and_with_fewer_and_nothing_is_trained_again() {
-    const EPOCHS: u32 = 20;
+    const EPOCHS: u32 = 40;
     let (world, file) = counting(EPOCHS, "");
     let train = ["train", &file, "--set", "train.batch=128"];
     let (_, workers, held) = trained_on(&world, &train, "5ms", 25_000);
@@ -58,14 +58,33 @@ fn a_job_that_went_on_with_other_numbers_of_servers_ends_with_the_same_bits() {
     let world = World::with_data(20_000);
     world.run(&["train", &deterministic(&world, "calm")]).ok();
     let file = deterministic(&world, "moved");
-    let (_, _, held) = trained_on(&world, &["train", &file], "20ms", 5_000);
+    let (_, _, held) = trained_on(&world, &["train", &file], "60ms", 5_000);
     assert_eq!(held, [2, 2]);
-    let (records, _, held) = trained_on(&world, &["resume", "moved", "--servers", "3"], "20ms", 5_000);
+    let (records, _, held) = trained_on(&world, &["resume", "moved", "--servers", "3"], "60ms", 5_000);
     assert_eq!(held, [2, 1, 1]);
     assert!(records < 40_000, "there is something left to train: {records}");
     world.run(&["resume", "moved", "--servers", "1"]).ok();
     assert!(weights(&world, "moved") == weights(&world, "calm"), "other weights than those of the calm job");
     audit(&world, "moved");
+}
+
+/// Goal: a master that dies before it has written down what it was told to have is followed by one that is told as well.
+#[test]
+fn numbers_that_a_master_took_along_when_it_died_hold_for_the_next_one() {
+    const EPOCHS: u32 = 20;
+    let (world, file) = counting(EPOCHS, "");
+    trained_on(&world, &["train", &file, "--set", "train.batch=128"], "5ms", 5_000);
+    let mut command = world.command(&["resume", "count", "--servers", "3", "--json"]);
+    with_points(&world, &mut command, "master.term_claimed=kill@1");
+    let mut job = Running::following(command.stdout(Stdio::piped()).spawn().unwrap());
+    let started = job.until("the next master", |e| e["event"] == "started");
+    assert_eq!((hits(&world), &started["term"]), (vec!["master.term_claimed".to_string()], &3.into()));
+    let servers = || world.status("count")["servers"].as_array().map(Vec::len);
+    wait_for("three servers", || servers().filter(|servers| *servers == 3));
+    let (last, code) = job.end();
+    assert_eq!((&last["outcome"], code), (&"done".into(), Some(0)), "{last}");
+    assert_eq!(audit(&world, "count")["replayed"], 0);
+    every_row_is_right(&world, EPOCHS);
 }
 
 #[test]
