@@ -298,6 +298,12 @@ fn of_moves(told: &Value) -> Result<Vec<Figure>> {
                 "/longest_pull_ms_more",
                 100.0,
             ),
+            (
+                "moving partitions while training: partitions whose audit is not exact",
+                "",
+                "/partitions_wrong",
+                0.0,
+            ),
         ],
     )?;
     Ok([idle].into_iter().chain(loaded).collect())

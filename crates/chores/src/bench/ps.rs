@@ -19,8 +19,6 @@ use super::systems::last_line;
 use crate::daemon::Daemon;
 use crate::{cache, packages};
 
-/// Rounds of checkpoints and of moves while others train, who are left alone for seconds around each.
-const ROUNDS: u32 = 5;
 const QUICK_PAIRS: u32 = 3;
 /// 2 GiB of rows of dim 16 with Adagrad's slots.
 const MEMORY_ROWS: u32 = 1 << 24;
@@ -45,10 +43,6 @@ pub struct PsBench {
 impl PsBench {
     fn pairs(&self) -> u32 {
         if self.quick { self.pairs.min(QUICK_PAIRS) } else { self.pairs }
-    }
-
-    fn rounds(&self) -> u32 {
-        self.pairs().min(ROUNDS)
     }
 }
 
@@ -99,12 +93,12 @@ impl Bench {
     }
 
     fn measure(&self, options: &PsBench) -> Result<Measured> {
-        let (pairs, rounds) = (options.pairs(), options.rounds());
+        let pairs = options.pairs();
         let usual_or = |usual, small| if options.quick { small } else { usual };
         let served = usual_or(1_000_000, 100_000);
         let rows = usual_or(MEMORY_ROWS, 500_000);
         // The time of a round hardly depends on how much there is to write or to move.
-        let loads = usual_or(rounds, 1);
+        let loads = usual_or(pairs, 1);
         let redis = redis()?;
         let narrow = self.engine(&format!("served {pairs} 16 {served} {}", redis.address))?;
         drop(redis);
@@ -237,13 +231,12 @@ impl Report<'_> {
         format!(
             "## The parameter server against its peers\n\n\
              Written by `cargo xtask bench ps`. Ours and each peer are measured in turn, {pairs} times; a figure is the\n\
-             median, and a ratio the median of the ratios of neighbours. What has no peer because others train meanwhile is\n\
-             measured {rounds} times. Ids are uniform, a batch has 40,000, and a table lies in 8 partitions. The ids of a\n\
-             batch come in the order of their hashes, about as workers send them, or where it says so in no order. In one\n\
-             process, and for deduplication, time is that of one thread on a core; over loopback and for checkpoints it is\n\
-             the clock's, with server and client as two threads. What is pulled, pushed or gathered was so once before the\n\
-             clock starts, and memory for new rows is at hand: the host of a virtual machine takes back what is free for\n\
-             some seconds.\n\n\
+             median, and a ratio the median of the ratios of neighbours. Ids are uniform, a batch has 40,000, and a table lies in\n\
+             8 partitions. The ids of a batch come in the order of their hashes, about as workers send them, or where it\n\
+             says so in no order. In one process, and for deduplication, time is that of one thread on a core; over\n\
+             loopback and for checkpoints it is the clock's, with server and client as two threads. What is pulled,\n\
+             pushed or gathered was so once before the clock starts, and memory for new rows is at hand: the host of a\n\
+             virtual machine takes back what is free for some seconds.\n\n\
              The gather copies rows of a dense array by their number, 64 at a time, which it asks for ahead. The one\n\
              without pauses asks for another row with each that it copies, 96 ahead: the fastest that was found. Redis\n\
              has 64 bytes for each id and is asked with pipelined MGETs over one connection. Raw TCP sends the bytes of\n\
@@ -254,10 +247,11 @@ impl Report<'_> {
              by partition, as fast as they can, without sockets. That is more than workers ask for, so what is done\n\
              beside it has no core to itself. They are left alone for 5 seconds before and after each checkpoint and\n\
              each move. What training loses is how many rows a second they do less meanwhile than alone. The longest\n\
-             pull is the longest that one pull from one partition took meanwhile, with all that it waited for, less\n\
-             the longest of both stretches alone: the most of all rounds. More memory is how much more the process\n\
-             had resident at its highest than before, with the rows: the most of all rounds as well. Checkpoints are\n\
-             of all rows, not of what has changed.\n\n\
+             pull is the longest that the pull of one batch from all partitions took meanwhile, with all that it waited\n\
+             for, less the longest of both stretches alone: the most of all rounds. More memory is how much more the\n\
+             process had resident at its highest than before, with the rows: the most of all rounds as well. Checkpoints\n\
+             are of all rows, not of what has changed. After all moves the audit of every partition is held against what\n\
+             was pushed.\n\n\
              Moving partitions: 2 servers hold 2 GiB in 8 partitions, and a third takes over 2 of them, one from each,\n\
              one after the other. Raw TCP sends as many bytes as those have from one thread to another. The servers\n\
              are three in one process, each with its own socket.\n\n\
@@ -270,7 +264,6 @@ impl Report<'_> {
              Machine: {machine}; load at the start {load:.2}.\n\
              Versions: {versions}.\n",
             pairs = self.options.pairs(),
-            rounds = self.options.rounds(),
             table = figures::table(&self.figures),
             reached = self.reached(),
             machine = self.machine,

@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         Some("checkpoint") => checkpoint::run(times, number(2, memory::ROWS)?)?,
         Some("loaded") => loaded::run(times, number(2, memory::ROWS)?)?,
-        Some("moving") => moving::run(times, number(2, memory::ROWS)?, number(3, moving::ROUNDS)?)?,
+        Some("moving") => moving::run(times, number(2, memory::ROWS)?, number(3, times)?)?,
         _ => return Err(USAGE.into()),
     };
     println!("{told}");

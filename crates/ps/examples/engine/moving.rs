@@ -10,6 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use elasticdl_ps::audit::Tally;
 use elasticdl_ps::moving::{Order, Word, fetch};
 use elasticdl_ps::server::{Options, Server};
 use elasticdl_ps::{Model, Partition, Partitions};
@@ -26,8 +27,6 @@ use crate::table::{PARTITIONS, median};
 use crate::trainers::{Served, Stretch, Trainers};
 
 const TOKEN: &str = "engine-0123456789";
-/// Under load.
-pub const ROUNDS: usize = 5;
 /// Weights and slots of a row, and its id.
 const ROW_BYTES: usize = 2 * DIM * 4 + 8;
 
@@ -85,7 +84,8 @@ pub fn run(pairs: usize, rows: usize, rounds: usize) -> Result<Value> {
         loaded.push((moved?, before, during, after));
         move_all(&model, &places, share, |p| Arc::clone(&servers[p.0 as usize % 2]))?;
     }
-    trainers.end();
+    let due = trainers.end();
+    let wrong = wrong(&places, due)?;
     let of = |f: &dyn Fn(&Loaded) -> f64| median(loaded.iter().map(f).collect());
     let most = |f: &dyn Fn(&Loaded) -> f64| loaded.iter().map(f).fold(0.0, f64::max);
     Ok(json!({
@@ -97,6 +97,7 @@ pub fn run(pairs: usize, rows: usize, rounds: usize) -> Result<Value> {
             "longest_pull_ms": most(&|l| l.2.longest_ms),
             "longest_pull_ms_alone": most(&|l| l.1.longest_ms.max(l.3.longest_ms)),
             "longest_pull_ms_more": most(&|l| l.2.longest_ms - l.1.longest_ms.max(l.3.longest_ms)),
+            "batches": due.batches, "partitions_wrong": wrong,
         },
     }))
 }
@@ -112,6 +113,17 @@ fn dealt(model: &Arc<Model>, all: Arc<Partitions>) -> Result<[Arc<Place>; 2]> {
     };
     fetched(&order, model)?.into_iter().for_each(|partition| second.partitions.open(partition));
     Ok([first, second])
+}
+
+/// How many partitions have not counted each batch once, wherever they were meanwhile.
+fn wrong(places: &Places, due: Tally) -> Result<usize> {
+    let places = places.read().unwrap_or_else(PoisonError::into_inner);
+    let counted = (0..PARTITIONS).map(PartitionId).zip(&*places).map(|(id, (place, _))| {
+        place.partitions.with(id, |partition| partition.memory().audit.epochs().get(&0).copied())
+    });
+    let counted: Option<Vec<_>> = counted.collect();
+    let counted = counted.ok_or("a partition is gone")?;
+    Ok(counted.into_iter().filter(|counted| *counted != Some(due)).count())
 }
 
 fn rows_of(places: &Places, share: [PartitionId; 2]) -> Result<usize> {

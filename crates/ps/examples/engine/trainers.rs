@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use elasticdl_ps::Partition;
+use elasticdl_ps::audit::{Tally, digest};
 use elasticdl_ps::partition::{Push, RowGradients};
 use elasticdl_spec::mix::Rng;
 use elasticdl_spec::{LeaseId, PartitionId, TaskId};
@@ -19,6 +20,8 @@ use crate::clock::{processor_seconds, resident_bytes};
 use crate::table::{BATCH, deal, id};
 
 const TRAINERS: u64 = 2;
+/// Of a batch.
+const RECORDS: u64 = 4096;
 /// How long they are left alone before and after what is measured.
 const ALONE: Duration = Duration::from_secs(5);
 
@@ -30,7 +33,7 @@ pub trait Served: Send + Sync + 'static {
 /// Trainers at work.
 pub struct Trainers {
     done: Arc<Done>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<JoinHandle<u64>>,
 }
 
 /// What they have done.
@@ -38,7 +41,7 @@ pub struct Trainers {
 struct Done {
     over: AtomicBool,
     rows: AtomicU64,
-    /// The longest that a pull from one partition has taken, with all that it waited for, in microseconds.
+    /// The longest that the pull of a batch has taken, with all that it waited for, in microseconds.
     longest: AtomicU64,
     /// The most memory that was seen, in bytes.
     memory: AtomicU64,
@@ -102,32 +105,43 @@ impl Trainers {
         }
     }
 
-    /// Ends them; one that has panicked makes the measurement worth nothing.
-    pub fn end(self) {
+    /// Ends them; one that has panicked makes the measurement worth nothing. What every partition is to have counted now.
+    pub fn end(self) -> Tally {
         self.done.over.store(true, Ordering::Relaxed);
-        self.threads.into_iter().for_each(|thread| thread.join().expect("every push counts once"));
+        let batches = self.threads.into_iter().map(|thread| thread.join().expect("every push counts once"));
+        let mut due = Tally::default();
+        for (number, batches) in (0..).zip(batches) {
+            due.records += batches * RECORDS;
+            due.batches += batches;
+            let digests = (0..batches).map(|batch| digest(task(number), batch));
+            due.digest = digests.fold(due.digest, u64::wrapping_add);
+        }
+        due
     }
 }
 
-/// Pulls and pushes batches, partition by partition, as a worker's requests do.
-fn train(served: &impl Served, done: &Done, number: u64, rows: usize) {
+fn task(number: u64) -> TaskId {
+    TaskId::train(0, number as u32)
+}
+
+/// Pulls and pushes batches, partition by partition, as a worker's requests do. Tells how many.
+fn train(served: &impl Served, done: &Done, number: u64, rows: usize) -> u64 {
     let mut rng = Rng::new(number);
     let (mut floats, gradients) = (vec![0.0; BATCH * DIM], vec![1e-3f32; BATCH * DIM]);
     let lease = LeaseId { term: 1, n: 1 };
     for batch in 0.. {
         let ids: Vec<u64> = (0..BATCH).map(|_| id(rng.below(rows as u64))).collect();
         let parts = deal(&ids);
+        let start = Instant::now();
         for (ids, part) in parts.iter().zip(0..) {
-            let start = Instant::now();
             let out = &mut floats[..ids.len() * DIM];
             served.on(PartitionId(part), |partition, life| {
                 let here = partition.admit(life) == Status::Ok;
                 here.then(|| partition.pull(0, ids, out).expect("rows are dealt to their partitions"))
             });
-            done.longest.fetch_max(start.elapsed().as_micros() as u64, Ordering::Relaxed);
         }
-        let task = TaskId::train(0, number as u32);
-        let header = PushHeader { task, batch, lease, records: 4096, factor: 1.0 };
+        done.longest.fetch_max(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+        let header = PushHeader { task: task(number), batch, lease, records: RECORDS, factor: 1.0 };
         for (ids, part) in parts.iter().zip(0..) {
             let tables = [RowGradients { ids, gradients: &gradients[..ids.len() * DIM] }];
             served.on(PartitionId(part), |partition, incarnation| {
@@ -139,7 +153,8 @@ fn train(served: &impl Served, done: &Done, number: u64, rows: usize) {
         }
         done.rows.fetch_add(BATCH as u64, Ordering::Relaxed);
         if done.over.load(Ordering::Relaxed) {
-            return;
+            return batch + 1;
         }
     }
+    unreachable!("there are more batches than anybody trains")
 }
