@@ -1,8 +1,6 @@
 //! Old checkpoints are removed beside all else: one removal at a time, because two would meet at the same files, and each
 //! for the newest commit there is, which takes the place of those before it.
 
-#![expect(clippy::disallowed_methods, reason = "an edge: files are removed on threads made for that")]
-
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
