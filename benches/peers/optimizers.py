@@ -27,6 +27,10 @@ keras.backend.set_floatx("float64")
 ADAM = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
 ADAGRAD = {"learning_rate": 0.1, "initial_accumulator": 0.1, "epsilon": 1e-10}
 MOMENTUM = {"learning_rate": 0.1, "momentum": 0.9}
+# So large that it shows whether it is there and beside what, also where nothing else keeps a divisor from zero.
+EPSILON = 1e-3
+ADAM_EPSILON = {**ADAM, "epsilon": EPSILON}
+ADAGRAD_EPSILON = {**ADAGRAD, "initial_accumulator": 0.0, "epsilon": EPSILON}
 
 # Settings as job files have them; the optimizer of torch, its arguments, and where it keeps our slots, in our order.
 TORCH = [
@@ -34,10 +38,17 @@ TORCH = [
     ({"kind": "momentum", **MOMENTUM}, "SGD", {"lr": 0.1, "momentum": 0.9}, ["momentum_buffer"]),
     ({"kind": "nesterov", **MOMENTUM}, "SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}, ["momentum_buffer"]),
     ({"kind": "adagrad", **ADAGRAD}, "Adagrad", {"lr": 0.1, "initial_accumulator_value": 0.1, "eps": 1e-10}, ["sum"]),
+    ({"kind": "adagrad", **ADAGRAD_EPSILON}, "Adagrad", {"lr": 0.1, "eps": EPSILON}, ["sum"]),
     (
         {"kind": "adam", **ADAM},
         "Adam",
         {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8},
+        ["exp_avg", "exp_avg_sq", "step"],
+    ),
+    (
+        {"kind": "adam", **ADAM_EPSILON},
+        "Adam",
+        {"lr": 0.01, "betas": (0.9, 0.999), "eps": EPSILON},
         ["exp_avg", "exp_avg_sq", "step"],
     ),
     (
@@ -48,15 +59,33 @@ TORCH = [
         ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"],
     ),
     (
+        {"kind": "amsgrad", **ADAM_EPSILON, "beta1": 0.5, "beta2": 0.6},
+        "Adam",
+        {"lr": 0.01, "betas": (0.5, 0.6), "eps": EPSILON, "amsgrad": True},
+        ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"],
+    ),
+    (
         {"kind": "adamw", **ADAM, "weight_decay": 0.1},
         "AdamW",
         {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1},
         ["exp_avg", "exp_avg_sq", "step"],
     ),
     (
+        {"kind": "adamw", **ADAM_EPSILON, "weight_decay": 0.1},
+        "AdamW",
+        {"lr": 0.01, "betas": (0.9, 0.999), "eps": EPSILON, "weight_decay": 0.1},
+        ["exp_avg", "exp_avg_sq", "step"],
+    ),
+    (
         {"kind": "rmsprop", "learning_rate": 0.01, "rho": 0.9, "epsilon": 1e-6},
         "RMSprop",
         {"lr": 0.01, "alpha": 0.9, "eps": 1e-6},
+        ["square_avg"],
+    ),
+    (
+        {"kind": "rmsprop", "learning_rate": 0.01, "rho": 0.9, "epsilon": EPSILON},
+        "RMSprop",
+        {"lr": 0.01, "alpha": 0.9, "eps": EPSILON},
         ["square_avg"],
     ),
 ]
@@ -191,9 +220,10 @@ def runs():
                 given = ", ".join(f"{key}={value}" for key, value in arguments.items())
                 steps = by_torch(kind, arguments, kept, problem, rates)
                 yield {"by": f"torch.optim.{kind}({given})", **common, "optimizer": spec, **told(steps, every)}
-            spec = {"kind": "adagrad_row", **ADAGRAD}
-            steps = adagrad_by_row(spec, problem, rates)
-            yield {"by": "numpy", **common, "optimizer": spec, **told(steps, every)}
+            for settings in (ADAGRAD, ADAGRAD_EPSILON):
+                spec = {"kind": "adagrad_row", **settings}
+                steps = adagrad_by_row(spec, problem, rates)
+                yield {"by": "numpy", **common, "optimizer": spec, **told(steps, every)}
             for spec in FTRL:
                 # TensorFlow takes the present rate for the last one; see ftrl.rs.
                 forgets = {"forgets_the_last_rate": True} if how == "varying" else {}
