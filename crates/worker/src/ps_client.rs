@@ -164,7 +164,7 @@ impl PsClient {
     /// Asks until every partition has answered; `None` where one has another life than `within` allows.
     fn answers(&mut self, asking: Asking, fill: &mut Fill<'_>) -> Result<Option<Vec<Answer>>> {
         let Asking { attempt, answer, until, within } = asking;
-        let mut answers = Vec::new();
+        let mut answers = vec![None; self.codec.partitions as usize];
         let asked = self.links.ask(Ask {
             whom: Whom::All,
             attempt,
@@ -177,13 +177,13 @@ impl PsClient {
                     pending.check(answer.partition)?;
                     if !away(answer.status) {
                         pending.answered(answer.partition);
-                        answers.push(answer);
+                        answers[answer.partition.0 as usize] = Some(answer);
                     }
                 }
                 Ok(())
             },
         })?;
-        Ok((asked == Asked::Answered).then_some(answers))
+        Ok((asked == Asked::Answered).then(|| answers.into_iter().flatten().collect()))
     }
 
     /// Has a batch applied, or staged, by every partition.

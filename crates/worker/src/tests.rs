@@ -9,6 +9,7 @@ mod gated;
 mod optimizers;
 mod server;
 mod source;
+mod tables;
 mod tls;
 
 use std::collections::BTreeMap;

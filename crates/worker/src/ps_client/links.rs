@@ -18,9 +18,12 @@ use crate::store::Generation;
 
 const PAUSE_FIRST: Duration = Duration::from_millis(10);
 const PAUSE_LONGEST: Duration = Duration::from_secs(1);
+/// Malformed answers that are asked for again, over another connection, until all have answered. A server that gives
+/// more of them speaks another protocol than this worker.
+const MALFORMED_MAX: u32 = 3;
 
 /// Partitions that have not answered yet.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Pending {
     waiting: Vec<bool>,
     left: usize,
@@ -115,13 +118,16 @@ pub(super) struct Links {
     links: Vec<Link>,
     request: u64,
     backoff: Backoff,
+    /// Malformed answers since all have answered.
+    malformed: u32,
 }
 
 impl Links {
     pub fn new(directory: Arc<Directory>, caller: Caller, stop: Stop) -> Self {
         let topology = directory.known();
         let backoff = Backoff::new(PAUSE_FIRST, PAUSE_LONGEST, caller.who.word());
-        let mut links = Links { directory, caller, stop, topology, links: vec![], request: 0, backoff };
+        let mut links =
+            Links { directory, caller, stop, topology, links: vec![], request: 0, backoff, malformed: 0 };
         links.regroup();
         links
     }
@@ -158,6 +164,7 @@ impl Links {
                     info!(attempt = ask.attempt, tries = self.backoff.tries(), "servers answer again");
                 }
                 self.backoff.reset();
+                self.malformed = 0;
                 return Ok(Asked::Answered);
             }
             self.wait(&ask)?;
@@ -217,10 +224,16 @@ impl Links {
         let link = &mut self.links[at];
         link.asked.clear();
         link.connection = None;
-        if error.kind() != Kind::Retry {
-            return Err(error);
+        match &error {
+            WireError::Malformed(_) if self.malformed < MALFORMED_MAX => {
+                self.malformed += 1;
+                warn!(server = link.address, %error, "an answer is malformed, asking again over another connection");
+            }
+            error if error.kind() == Kind::Retry => {
+                debug!(server = link.address, error = %error.chain(), "server did not answer");
+            }
+            _ => return Err(error),
         }
-        debug!(server = link.address, error = %error.chain(), "server did not answer");
         Ok(())
     }
 
@@ -242,7 +255,9 @@ impl Links {
         let mut wait = || keep_waiting(directory, stop, until, &link.address, &link.asked);
         let connection = link.connection.as_mut().expect("what was asked was asked over a connection");
         connection.receive(ask.answer, self.request, &mut wait)?;
-        (ask.take)(connection.answer.payload(), pending)
+        // Nothing of a malformed answer counts, also where it is malformed at its end.
+        let before = pending.clone();
+        (ask.take)(connection.answer.payload(), pending).inspect_err(|_| *pending = before)
     }
 
     /// Takes over what the directory knows by now.

@@ -164,6 +164,35 @@ fn a_pull_is_answered_after_the_server_closed_the_connection() {
     assert_eq!(hellos, 3, "one connection, and one after each close");
 }
 
+/// Goal: what no answer is ends a connection, and is asked for again; who never gives another one is not asked for ever.
+#[test]
+fn a_malformed_answer_is_asked_for_again_over_another_connection() {
+    let mut rig = Rig::new();
+    let (_, generation) = rig.hold(1);
+    rig.pull();
+    let first = rig.pulled.clone();
+    for kinds in [&[Fault::Malformed][..], &[Fault::Malformed, Fault::CloseAfter, Fault::Malformed]] {
+        rig.servers[0].inject(kinds);
+        rig.pull();
+        assert_eq!(rig.pulled, first);
+    }
+    rig.servers[1].inject(&[Fault::Malformed; 3]);
+    assert_eq!(rig.push(0, 1, generation), Pushed::Applied);
+    rig.servers[0].inject(&[Fault::Malformed]);
+    assert_eq!(rig.hold(1).0, 1);
+    for partition in 0..3 {
+        assert_eq!(rig.applied(partition), [0], "partition {partition}");
+    }
+    let connections = |server: &FakeServer| server.seen().iter().filter(|k| **k == kind::HELLO).count();
+    assert_eq!(rig.servers.each_ref().map(connections), [1 + 5, 1 + 3]);
+
+    rig.servers[1].inject(&[Fault::Malformed; 4]);
+    let mode = PullMode { births: true, tensors: true };
+    let failed = rig.client.pull(&rig.keys, mode, &mut rig.pulled).unwrap_err();
+    assert_eq!(failed.kind(), elasticdl_spec::Kind::Bug, "{failed}");
+    rig.pull();
+}
+
 #[test]
 fn a_push_whose_answer_was_lost_is_applied_once() {
     let mut rig = Rig::new();

@@ -96,7 +96,7 @@ impl Real {
         }
     }
 
-    fn of(model: PsModel, tables: TablesSpec) -> Self {
+    pub(super) fn of(model: PsModel, tables: TablesSpec) -> Self {
         let model = Arc::new(model);
         let partitions = Arc::new(Partitions::new(Arc::clone(&model)));
         for id in (0..PARTITIONS).map(PartitionId) {
@@ -117,7 +117,7 @@ impl Real {
     pub(super) fn client(&self, staged: bool, stop: &Stop) -> ps_client::Config {
         let places = Fixed(self.addresses.clone());
         ps_client::Config {
-            shape: Arc::new(shape()),
+            shape: Arc::new(self.partitions.model().shape.clone()),
             tables: self.tables.clone(),
             partitions: PARTITIONS,
             directory: Arc::new(Directory::new(PARTITIONS, Box::new(places))),

@@ -20,6 +20,8 @@ pub(crate) enum Fault {
     CloseAfter,
     /// The partitions say they are not here.
     NotHere,
+    /// The request is carried out, and the answer ends with a word that nobody asked for.
+    Malformed,
 }
 
 /// A server of some partitions of a world.
@@ -103,8 +105,10 @@ fn serve(mut stream: TcpStream, shared: &Shared) -> elasticdl_wire::Result<()> {
             let mut world = shared.world.lock().unwrap();
             world.frame();
             carry_out(&request, &mut answer, &mut world, fault)?;
-            if fault == Fault::CloseAfter {
-                return Ok(());
+            match fault {
+                Fault::CloseAfter => return Ok(()),
+                Fault::Malformed => answer.put(u64::MAX),
+                _ => {}
             }
         }
         answer.write(&mut stream).map_err(|e| elasticdl_wire::Error::io("answering", e))?;
