@@ -397,8 +397,7 @@ impl<'a> Pulling<'a> {
         let mut left = self.bytes_max;
         while let Some(room) = rounded.get_mut(self.table) {
             let width = of.tables()[self.table].shape().width();
-            let rows_max = (left / (4 * width)).next_multiple_of(COPIED_ROWS).max(COPIED_ROWS);
-            let (ids, rest) = self.ids.split_at(self.ids.len().min(rows_max));
+            let (ids, rest) = self.ids.split_at(self.ids.len().min(rows_of(left, width)));
             copy_rows(of, self.table, ids, self.mode, room, reply)?;
             self.ids = rest;
             left = left.saturating_sub(ids.len() * width * 4);
@@ -428,24 +427,30 @@ fn copy_rows(
     room: &mut Vec<f32>,
     reply: &mut Frame,
 ) -> Result<()> {
-    let count = ids.len() * partition.tables()[table].shape().width();
+    let width = partition.tables()[table].shape().width();
     let precision = partition.model().tables()[table].wire;
-    let out = match precision {
-        Precision::F32 => reply.grow_floats(count),
-        _ => {
-            room.resize(count, 0.0);
-            &mut room[..]
+    let mut copy = |ids: &[u64], out: &mut [f32]| match mode.births {
+        true => partition.pull(table, ids, out),
+        false => {
+            partition.read(table, ids, out);
+            Ok(())
         }
     };
-    if mode.births {
-        partition.pull(table, ids, out)?;
-    } else {
-        partition.read(table, ids, out);
+    if precision == Precision::F32 {
+        return copy(ids, reply.grow_floats(ids.len() * width));
     }
-    if precision != Precision::F32 {
+    // However many are copied at once, what is rounded needs no more room than an answer.
+    for ids in ids.chunks(rows_of(COPIED_BYTES, width)) {
+        room.resize(ids.len() * width, 0.0);
+        copy(ids, room)?;
         floats::put(reply, precision, room);
     }
     Ok(())
+}
+
+/// About so many rows of this width are so many bytes.
+fn rows_of(bytes: usize, width: usize) -> usize {
+    (bytes / (4 * width)).next_multiple_of(COPIED_ROWS).max(COPIED_ROWS)
 }
 
 /// Passes over a partition's part of a PUSH, all of which must be there.

@@ -203,12 +203,18 @@ mod tests {
 
     /// A table of width 1 and a tensor of one number, both of which begin at 0 and lose their gradient times 1.
     fn partition() -> Partition {
+        partition_of("{}")
+    }
+
+    /// The same with what a job says of its table.
+    fn partition_of(tables: &str) -> Partition {
         let init = Initializer::Zeros;
         let table = TableShape { name: "t".into(), parts: vec![RowPart { width: 1, init }] };
         let tensor = TensorShape { name: "d".into(), shape: vec![1], init };
         let shape = ModelShape { tables: vec![table], tensors: vec![tensor] };
         let mut model = Model::new("steps", shape, OptimizerSpec::Sgd { learning_rate: 1.0 }, 1, 1);
         model.policy = Some(Policy::Steps(2));
+        let model = model.with_tables(&serde_json::from_str(tables).expect("a sound setting"));
         Partition::new(Arc::new(model), PartitionId(0), 3)
     }
 
@@ -250,6 +256,23 @@ mod tests {
         assert_eq!(weights(&partition, &[7, 8, 9]), (vec![3.0, 1.0, 4.0], 2.0));
         let tally = partition.memory().audit.epochs()[&0];
         assert_eq!((tally.batches, tally.records), (2, 2));
+    }
+
+    /// Goal: whoever is named by both batches of a step is counted once, and not before the step is committed.
+    #[test]
+    fn a_step_counts_an_id_once_towards_a_row() {
+        let mut partition = partition_of(r#"{ "t": { "admit_after": 2 } }"#);
+        for (step, due) in [(0, 0.0), (1, 3.0), (2, 6.0)] {
+            let (a, b) = (batch(0, step, 1), batch(1, step, 2));
+            for (each, gradient) in [(a, -4.0), (b, -2.0)] {
+                assert_eq!(stage(&mut partition, each, 2 * step, &[(7, gradient)], 0.0), Status::Ok);
+            }
+            let counts = partition.tables()[0].whole_bounds();
+            assert_eq!(counts.counts.refused, step.min(1));
+            assert_eq!(commit(&mut partition, 2 * step, &[a, b]), Status::Ok);
+            assert_eq!(commit(&mut partition, 2 * step, &[a, b]), Status::Duplicate);
+            assert_eq!(weights(&partition, &[7]).0, [due]);
+        }
     }
 
     #[test]

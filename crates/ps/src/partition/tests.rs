@@ -15,6 +15,7 @@ use super::*;
 use crate::audit::digest;
 use crate::marks::MARK_CLOSED;
 use crate::optimizer::Rule;
+use crate::table::Bounds;
 use crate::test_model::{self, ids_of, model, model_with};
 
 const HERE: PartitionId = PartitionId(2);
@@ -54,8 +55,15 @@ fn push(partition: &mut Partition, header: PushHeader) -> (Status, u64) {
     (answer.status, answer.mark)
 }
 
+/// A partition whose tables have no bounds, and one whose tables have: counts of ids without a row, bits of rows that were
+/// trained, and what was refused must be as they were where nothing is applied.
+fn both(incarnation: u64) -> [Partition; 2] {
+    [model(), test_model::bounded_model(model().optimizer)]
+        .map(|model| Partition::new(model, HERE, incarnation))
+}
+
 /// Everything of a partition that a push may change.
-fn state(partition: &Partition) -> (Memory, Vec<f32>) {
+fn state(partition: &Partition) -> (Memory, Vec<f32>, Vec<Bounds>) {
     let mut floats = Vec::new();
     for table in partition.tables() {
         let (mut weights, mut slots) = (Vec::new(), Vec::new());
@@ -65,44 +73,57 @@ fn state(partition: &Partition) -> (Memory, Vec<f32>) {
     for tensor in partition.tensors() {
         floats.extend(tensor.values().iter().chain(tensor.slots()));
     }
-    (partition.memory().clone(), floats)
+    let bounds = partition.tables().iter().map(Table::whole_bounds).collect();
+    (partition.memory().clone(), floats, bounds)
 }
 
 #[test]
-fn the_model_of_these_tests_has_tensors_in_its_partition() {
-    assert!(!Partition::new(model(), HERE, 1).tensors().is_empty());
+fn the_model_of_these_tests_has_tensors_in_its_partition_and_counts_that_a_push_moves() {
+    let [plain, mut bounded] = both(1);
+    assert!(!plain.tensors().is_empty());
+    let before = state(&bounded).2;
+    push(&mut bounded, header(0, 0, 1));
+    let counted = state(&bounded).2;
+    assert!(counted[0].strangers != before[0].strangers, "users are counted before they have a row");
+    push(&mut bounded, header(0, 1, 1));
+    assert!(state(&bounded).2[0] != counted[0], "and have one when they come again");
 }
 
 /// Defect 2 of the original: a retried push was applied twice.
 #[test]
 fn a_repeated_push_is_acknowledged_and_changes_nothing() {
-    let mut partition = Partition::new(model(), HERE, 1);
-    assert_eq!(push(&mut partition, header(0, 0, 1)), (Status::Ok, 1));
-    let before = state(&partition);
-    assert_eq!(push(&mut partition, header(0, 0, 1)), (Status::Duplicate, 1));
-    assert_eq!(state(&partition), before);
+    for mut partition in both(1) {
+        assert_eq!(push(&mut partition, header(0, 0, 1)), (Status::Ok, 1));
+        let before = state(&partition);
+        assert_eq!(push(&mut partition, header(0, 0, 1)), (Status::Duplicate, 1));
+        assert_eq!(state(&partition), before);
+    }
 }
 
 #[test]
 fn a_push_ahead_of_its_turn_is_sent_back_to_the_mark() {
-    let mut partition = Partition::new(model(), HERE, 1);
-    push(&mut partition, header(0, 0, 1));
-    let before = state(&partition);
-    assert_eq!(push(&mut partition, header(0, 2, 1)), (Status::Gap, 1));
-    assert_eq!(state(&partition), before);
+    for mut partition in both(1) {
+        push(&mut partition, header(0, 0, 1));
+        let before = state(&partition);
+        assert_eq!(push(&mut partition, header(0, 2, 1)), (Status::Gap, 1));
+        assert_eq!(state(&partition), before);
+    }
 }
 
 #[test]
 fn a_zombie_is_fenced_by_the_next_holder_even_before_its_first_push() {
-    let mut partition = Partition::new(model(), HERE, 1);
-    push(&mut partition, header(0, 0, 1));
-    let (task, lease) = (TaskId::train(0, 0), LeaseId { term: 1, n: 2 });
-    let answer = partition.fence(task, lease, 1).unwrap();
-    assert_eq!((answer.status, answer.mark), (Status::Ok, 1));
-    assert_eq!(push(&mut partition, header(0, 1, 1)), (Status::Fenced, 1));
-    assert_eq!(push(&mut partition, header(0, 1, 2)), (Status::Ok, 2));
-    let answer = partition.fence(task, LeaseId { term: 1, n: 1 }, 1).unwrap();
-    assert_eq!((answer.status, answer.mark), (Status::Fenced, 2));
+    for mut partition in both(1) {
+        push(&mut partition, header(0, 0, 1));
+        let (task, lease) = (TaskId::train(0, 0), LeaseId { term: 1, n: 2 });
+        let answer = partition.fence(task, lease, 1).unwrap();
+        assert_eq!((answer.status, answer.mark), (Status::Ok, 1));
+        let before = state(&partition);
+        assert_eq!(push(&mut partition, header(0, 1, 1)), (Status::Fenced, 1));
+        assert_eq!(state(&partition), before);
+        assert_eq!(push(&mut partition, header(0, 1, 2)), (Status::Ok, 2));
+        let answer = partition.fence(task, LeaseId { term: 1, n: 1 }, 1).unwrap();
+        assert_eq!((answer.status, answer.mark), (Status::Fenced, 2));
+    }
 }
 
 #[test]
@@ -129,66 +150,72 @@ fn a_batch_that_touches_nothing_moves_the_mark_and_counts() {
 
 #[test]
 fn another_incarnation_is_refused_and_changes_nothing() {
-    let mut partition = Partition::new(model(), HERE, 3);
-    let before = state(&partition);
-    for incarnation in [2, 4] {
-        let gradients = Gradients::of(&partition, 1.0);
-        let answer = gradients.push(&mut partition, header(0, 0, 1), incarnation).unwrap();
-        assert_eq!(answer.status, Status::WrongIncarnation);
-        let answer = partition.fence(TaskId::train(0, 0), LeaseId { term: 1, n: 1 }, incarnation).unwrap();
-        assert_eq!(answer.status, Status::WrongIncarnation);
-        assert_eq!(partition.admit(incarnation), Status::WrongIncarnation);
+    for mut partition in both(3) {
+        let before = state(&partition);
+        for incarnation in [2, 4] {
+            let gradients = Gradients::of(&partition, 1.0);
+            let answer = gradients.push(&mut partition, header(0, 0, 1), incarnation).unwrap();
+            assert_eq!(answer.status, Status::WrongIncarnation);
+            let answer =
+                partition.fence(TaskId::train(0, 0), LeaseId { term: 1, n: 1 }, incarnation).unwrap();
+            assert_eq!(answer.status, Status::WrongIncarnation);
+            assert_eq!(partition.admit(incarnation), Status::WrongIncarnation);
+        }
+        assert_eq!(state(&partition), before);
     }
-    assert_eq!(state(&partition), before);
 }
 
 #[test]
 fn a_closed_task_takes_no_more_gradients() {
-    let mut partition = Partition::new(model(), HERE, 1);
-    push(&mut partition, header(0, 0, 1));
-    partition.close([TaskId::train(0, 0), TaskId::train(0, 1)]);
-    let before = state(&partition);
-    assert_eq!(push(&mut partition, header(0, 1, 7)), (Status::Duplicate, MARK_CLOSED));
-    assert_eq!(push(&mut partition, header(1, 0, 7)), (Status::Duplicate, MARK_CLOSED));
-    assert_eq!(state(&partition), before);
-    assert!(partition.memory().marks.open().is_empty());
-    assert_eq!(push(&mut partition, header(2, 0, 7)), (Status::Ok, 1));
+    for mut partition in both(1) {
+        push(&mut partition, header(0, 0, 1));
+        partition.close([TaskId::train(0, 0), TaskId::train(0, 1)]);
+        let before = state(&partition);
+        assert_eq!(push(&mut partition, header(0, 1, 7)), (Status::Duplicate, MARK_CLOSED));
+        assert_eq!(push(&mut partition, header(1, 0, 7)), (Status::Duplicate, MARK_CLOSED));
+        assert_eq!(state(&partition), before);
+        assert!(partition.memory().marks.open().is_empty());
+        assert_eq!(push(&mut partition, header(2, 0, 7)), (Status::Ok, 1));
+    }
 }
 
 #[test]
 fn a_gradient_that_is_not_finite_leaves_everything_as_it_was() {
-    let mut partition = Partition::new(model(), HERE, 1);
-    push(&mut partition, header(0, 0, 1));
-    let before = state(&partition);
-    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        let mut rows = Gradients::of(&partition, 1.0);
-        rows.rows[1][1] = bad;
-        let error = rows.push(&mut partition, header(0, 1, 2), 1).unwrap_err();
-        let text = "push of train/0/0 batch 1 to partition-2: the gradient of table \"items\" is not finite";
-        assert_eq!(error.to_string(), text);
-        let mut tensors = Gradients::of(&partition, 1.0);
-        *tensors.tensors[0].last_mut().unwrap() = bad;
-        assert!(tensors.push(&mut partition, header(0, 1, 2), 1).is_err());
-        assert_eq!(state(&partition), before);
+    for mut partition in both(1) {
+        push(&mut partition, header(0, 0, 1));
+        let before = state(&partition);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut rows = Gradients::of(&partition, 1.0);
+            rows.rows[1][1] = bad;
+            let error = rows.push(&mut partition, header(0, 1, 2), 1).unwrap_err();
+            let text =
+                "push of train/0/0 batch 1 to partition-2: the gradient of table \"items\" is not finite";
+            assert_eq!(error.to_string(), text);
+            let mut tensors = Gradients::of(&partition, 1.0);
+            *tensors.tensors[0].last_mut().unwrap() = bad;
+            assert!(tensors.push(&mut partition, header(0, 1, 2), 1).is_err());
+            assert_eq!(state(&partition), before);
+        }
+        assert_eq!(push(&mut partition, header(0, 1, 1)), (Status::Ok, 2));
     }
-    assert_eq!(push(&mut partition, header(0, 1, 1)), (Status::Ok, 2));
 }
 
 #[test]
 fn a_push_that_does_not_fit_the_model_is_refused_before_anything_changes() {
-    let mut partition = Partition::new(model(), HERE, 1);
-    let before = state(&partition);
-    let mut refused = |spoil: &dyn Fn(&mut Gradients), expected: &str| {
-        let mut gradients = Gradients::of(&partition, 1.0);
-        spoil(&mut gradients);
-        let error = gradients.push(&mut partition, header(0, 0, 1), 1).unwrap_err();
-        assert!(error.to_string().contains(expected), "{error}");
-        assert_eq!(state(&partition), before);
-    };
-    refused(&|g| g.rows[1].truncate(1), "1 floats for table \"items\", 2 due");
-    refused(&|g| g.tensors[0].truncate(1), "1 floats for tensor");
-    refused(&|g| g.tensors.clear(), "2 tables and 0 tensors");
-    refused(&|g| g.ids = ids_of(PartitionId(3), 1), "of table \"users\" lives in partition-3");
+    for mut partition in both(1) {
+        let before = state(&partition);
+        let mut refused = |spoil: &dyn Fn(&mut Gradients), expected: &str| {
+            let mut gradients = Gradients::of(&partition, 1.0);
+            spoil(&mut gradients);
+            let error = gradients.push(&mut partition, header(0, 0, 1), 1).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+            assert_eq!(state(&partition), before);
+        };
+        refused(&|g| g.rows[1].truncate(1), "1 floats for table \"items\", 2 due");
+        refused(&|g| g.tensors[0].truncate(1), "1 floats for tensor");
+        refused(&|g| g.tensors.clear(), "2 tables and 0 tensors");
+        refused(&|g| g.ids = ids_of(PartitionId(3), 1), "of table \"users\" lives in partition-3");
+    }
 }
 
 #[test]

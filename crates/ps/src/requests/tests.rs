@@ -73,6 +73,26 @@ fn pull_of_two(frame: &mut Frame, many: &[u64], (place, id): (PartitionId, u64))
     }
 }
 
+/// Whether an answer to such a pull has all rows as the partitions hold them.
+fn check_rows_of_two(got: &Frame, partitions: &Partitions, many: &[u64], other: (PartitionId, u64)) {
+    let model = partitions.model();
+    let mut payload = got.payload();
+    payload.take().unwrap();
+    for (place, ids) in [(PartitionId(1), many), (other.0, &[other.1])] {
+        assert_eq!(payload.take_all(3).unwrap(), [u64::from(place.0), Status::Ok.word(), 0]);
+        for (table, spec) in model.tables().iter().enumerate() {
+            let mut held = vec![0.0; ids.len() * model.shape.tables[table].width()];
+            partitions.with(place, |p| p.read(table, ids, &mut held)).unwrap();
+            let mut expected = Frame::default();
+            expected.begin(kind::PULLED, 3);
+            floats::put(&mut expected, spec.wire, &held);
+            let words = expected.payload().rest();
+            assert!(payload.take_all(words.len()).unwrap() == words, "{table} of {place}");
+        }
+    }
+    payload.end().unwrap();
+}
+
 /// Goal: a long answer goes out while the rest of it is made, with its partition free for others, and comes as the same
 /// one, also where pieces of it end in the middle of a table.
 #[test]
@@ -95,40 +115,31 @@ fn a_long_answer_is_sent_in_parts_and_comes_whole() {
         let mut got = Frame::default();
         assert!(got.read(&mut &bytes[..], Limits::default()).unwrap());
         assert_eq!(got.kind(), kind::PULLED);
-        let mut payload = got.payload();
-        payload.take().unwrap();
-        for (place, ids) in [(PartitionId(1), &many[..]), (other.0, &[other.1])] {
-            assert_eq!(payload.take_all(3).unwrap(), [u64::from(place.0), Status::Ok.word(), 0]);
-            for (table, spec) in model.tables().iter().enumerate() {
-                let mut held = vec![0.0; ids.len() * model.shape.tables[table].width()];
-                partitions.with(place, |p| p.read(table, ids, &mut held)).unwrap();
-                let mut expected = Frame::default();
-                expected.begin(kind::PULLED, 3);
-                floats::put(&mut expected, spec.wire, &held);
-                let words = expected.payload().rest();
-                assert!(payload.take_all(words.len()).unwrap() == words, "{table} of {place}");
-            }
-        }
-        payload.end().unwrap();
+        check_rows_of_two(&got, &partitions, &many, other);
     }
 }
 
-/// Goal: where a batch is computed from one version, all rows of a partition are copied at one moment.
+/// Goal: where a batch is computed from one version, all rows of a partition are copied at one moment, with no more room for
+/// what is rounded than else.
 #[test]
 fn a_version_is_copied_at_one_moment() {
-    let mut model = Arc::unwrap_or_clone(model());
-    model.policy = Some(Policy::Bounded(1));
-    let partitions = partitions_of(&Arc::new(model));
-    let mut requests = Requests::new(&partitions, Limits::default());
-    let (mut frame, mut reply, mut parts) = (Frame::default(), Frame::default(), 0);
-    let other = (PartitionId(2), ids_of(PartitionId(2), 1)[0]);
-    pull_of_two(&mut frame, &ids_of(PartitionId(1), 60_000), other);
-    let mut send = |_: &mut Frame| {
-        parts += 1;
-        Ok(())
-    };
-    requests.answer_in_parts(&frame, &mut reply, &mut send).unwrap();
-    assert_eq!(parts, 1);
+    for model in [model(), rounded_model()] {
+        let mut model = Arc::unwrap_or_clone(model);
+        model.policy = Some(Policy::Bounded(1));
+        let partitions = partitions_of(&Arc::new(model));
+        let mut requests = Requests::new(&partitions, Limits::default());
+        let (mut frame, mut reply, mut parts) = (Frame::default(), Frame::default(), 0);
+        let (many, other) = (ids_of(PartitionId(1), 60_001), (PartitionId(2), ids_of(PartitionId(2), 1)[0]));
+        pull_of_two(&mut frame, &many, other);
+        let mut send = |_: &mut Frame| {
+            parts += 1;
+            Ok(())
+        };
+        requests.answer_in_parts(&frame, &mut reply, &mut send).unwrap();
+        assert_eq!(parts, 1);
+        check_rows_of_two(&reply, &partitions, &many, other);
+        assert!(requests.rounded.iter().all(|room| 4 * room.capacity() <= 2 * COPIED_BYTES));
+    }
 }
 
 /// Goal: rows of two lives do not come as those of one.
@@ -169,23 +180,11 @@ fn an_answer_that_fails_in_the_middle_is_a_refusal() {
     assert_eq!(got.kind(), kind::REFUSED);
 }
 
-#[test]
-fn buffers_are_used_again_for_the_next_request() {
-    let items = vec![1u64; 100];
-    let place = items.as_ptr() as usize;
-    let again: Vec<i64> = emptied(items);
-    assert_eq!((again.len(), again.capacity(), again.as_ptr() as usize), (0, 100, place));
-}
-
-/// A frame with an empty batch for these partitions.
-fn stage(frame: &mut Frame, parts: &[u32]) {
+/// A frame with an empty batch for these partitions, and how it begins.
+fn batch(frame: &mut Frame, begin: fn(&mut Frame, u64, ps::PushHeader, usize), parts: &[u32]) {
     let lease = LeaseId { term: 1, n: 1 };
-    ps::begin_stage(
-        frame,
-        7,
-        ps::PushHeader { task: TaskId::train(0, 0), batch: 0, lease, records: 0, factor: 1.0 },
-        parts.len(),
-    );
+    let header = ps::PushHeader { task: TaskId::train(0, 0), batch: 0, lease, records: 0, factor: 1.0 };
+    begin(frame, 7, header, parts.len());
     for part in parts {
         ps::put_part(frame, PartitionId(*part), 1);
         frame.put_all(&[0, 0, 0]);
@@ -193,6 +192,47 @@ fn stage(frame: &mut Frame, parts: &[u32]) {
             frame.put_floats(&vec![0.0; model().shape.tensors[*tensor].len()]);
         }
     }
+}
+
+/// Goal: a push that waits for one partition holds up nobody who wants another one.
+#[test]
+fn no_other_partition_is_locked_while_a_push_waits_for_one() {
+    let partitions = partitions();
+    let (mut frame, mut reply) = (Frame::default(), Frame::default());
+    batch(&mut frame, ps::begin_push, &[0, 2]);
+    std::thread::scope(|scope| {
+        let (held, holding) = std::sync::mpsc::channel();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let partitions = &partitions;
+        scope.spawn(move || {
+            partitions.with(PartitionId(2), |_| {
+                held.send(()).unwrap();
+                // Until the test lets go, or has failed.
+                released.recv().ok();
+            })
+        });
+        holding.recv().unwrap();
+        scope.spawn(move || Requests::new(partitions, Limits::default()).answer(&frame, &mut reply).unwrap());
+        let (seen, sight) = std::sync::mpsc::channel();
+        scope.spawn(move || {
+            while partitions.with(PartitionId(0), |p| p.version()) != Some(1) {
+                std::thread::yield_now();
+            }
+            seen.send(()).ok();
+        });
+        let free = sight.recv_timeout(std::time::Duration::from_secs(60));
+        drop(release);
+        free.expect("the first partition has the batch, and is free, while the other one is waited for");
+    });
+    assert_eq!(partitions.with(PartitionId(2), |p| p.version()), Some(1));
+}
+
+#[test]
+fn buffers_are_used_again_for_the_next_request() {
+    let items = vec![1u64; 100];
+    let place = items.as_ptr() as usize;
+    let again: Vec<i64> = emptied(items);
+    assert_eq!((again.len(), again.capacity(), again.as_ptr() as usize), (0, 100, place));
 }
 
 #[test]
@@ -206,7 +246,7 @@ fn a_batch_is_staged_and_committed_by_frames() {
         let answers = ps::take_answers(reply.payload()).unwrap();
         answers.into_iter().map(|a| (a.partition.0, a.status, a.mark)).collect::<Vec<_>>()
     };
-    stage(&mut frame, &[0, 2]);
+    batch(&mut frame, ps::begin_stage, &[0, 2]);
     assert_eq!(answers(&frame), [(0, Status::Ok, 0), (2, Status::Ok, 0)]);
     let lease = LeaseId { term: 1, n: 1 };
     let commit = ps::Commit { task: TaskId::train(0, 0), batch: 0, lease };
