@@ -20,6 +20,8 @@ use crate::daemon::Daemon;
 use crate::{cache, packages};
 
 const QUICK_PAIRS: u32 = 3;
+/// The document has no medians of fewer.
+const DOCUMENT_PAIRS: u32 = 9;
 /// 2 GiB of rows of dim 16 with Adagrad's slots.
 const MEMORY_ROWS: u32 = 1 << 24;
 const LARGE_ROWS: u32 = 100_000_000;
@@ -32,8 +34,9 @@ pub struct PsBench {
     /// Print the result as one JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// How often ours and a peer are measured in turn; figures are medians over the pairs
-    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+    /// How often ours and a peer are measured in turn; figures are medians over the pairs. With fewer than 9
+    /// docs/benchmarks.md is left alone
+    #[arg(long, default_value_t = DOCUMENT_PAIRS, value_parser = clap::value_parser!(u32).range(1..))]
     pairs: u32,
     /// At most 3 pairs and small tables, to see that everything works; docs/benchmarks.md is left alone
     #[arg(long)]
@@ -61,8 +64,13 @@ pub fn ps(options: &PsBench) -> Result<()> {
         println!("{}", figures::table(&report.figures));
         println!("{}", report.reached());
     }
-    if options.quick {
-        eprintln!("small tables say nothing about large ones; docs/benchmarks.md is left alone");
+    let too_little = match options {
+        PsBench { quick: true, .. } => Some("small tables say nothing about large ones"),
+        PsBench { pairs: ..DOCUMENT_PAIRS, .. } => Some("a few pairs are no measurement"),
+        _ => None,
+    };
+    if let Some(reason) = too_little {
+        eprintln!("{reason}; docs/benchmarks.md is left alone");
         return Ok(());
     }
     document::write_section(&bench.root, "cargo xtask bench ps", &report.section())
