@@ -31,7 +31,8 @@ fn begun(points: &str, epochs: u32, more: &[&str]) -> (World, Running) {
     (world, job)
 }
 
-fn backed_up(world: &World) {
+/// Waits until all partitions have their backups.
+pub(super) fn backed_up(world: &World) {
     wait_for("backups", || {
         let status = world.status("count");
         assert_eq!(status["phase"], "training", "the job ends too soon for backups");

@@ -7,6 +7,7 @@ use elasticdl_ps::checkpoint::{Layer, Piece, Reader, Sum};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use super::backups::backed_up;
 use super::world::{Running, World, pids, said, signal, wait_for};
 
 /// A few seconds of work for two workers and two servers, with a checkpoint each second.
@@ -271,36 +272,41 @@ pub(super) fn hits_every_role(world: &World, job: &str) {
 }
 
 /// The counting job with these settings is hit in every role, and ends exactly.
-fn is_exact_in_chaos(sets: &[&str], meanwhile: impl FnOnce(&World)) {
+fn is_exact_in_chaos(sets: &[&str], meanwhile: impl FnOnce(&World, &mut Running)) -> World {
     let (world, file) = counting(EPOCHS, "limits: { restarts: 50 }");
     let words = ["train", &file].into_iter().chain(sets.iter().flat_map(|set| ["--set", *set]));
     let mut job = world.start(&words.collect::<Vec<_>>());
     job.until_training();
-    meanwhile(&world);
+    meanwhile(&world, &mut job);
     hits_every_role(&world, "count");
     let (last, code) = job.end();
     assert_eq!((&last["outcome"], code), (&"done".into(), Some(0)), "{last}");
     audit(&world, "count");
     every_row_is_right(&world, EPOCHS);
+    world
 }
 
 #[test]
 fn chaos_hits_every_role_and_the_job_ends_exactly() {
-    is_exact_in_chaos(&[], |_| {});
+    is_exact_in_chaos(&[], |_, _| {});
 }
 
 #[test]
 fn chaos_hits_every_role_of_a_hybrid_job_with_chains_of_checkpoints() {
     let sets = ["train.consistency=hybrid", "train.grads_to_wait=2", "checkpoint.full_every=3"];
-    is_exact_in_chaos(&sets, |_| {});
+    is_exact_in_chaos(&sets, |_, _| {});
 }
 
 #[test]
 fn chaos_hits_every_role_of_a_job_with_backups_whose_partitions_move() {
     let sets = ["servers.replicas=2", "checkpoint.full_every=3"];
-    is_exact_in_chaos(&sets, |world| {
+    let world = is_exact_in_chaos(&sets, |world, job| {
         world.run(&["scale", "count", "--servers", "3"]).ok();
+        job.until("a move", |e| e["event"] == "moved");
+        backed_up(world);
     });
+    let events = fs::read_to_string(world.job_dir("count").join("events.jsonl")).unwrap();
+    assert!(events.contains(r#""promoted""#), "no backup took the place of a server that was hit: {events}");
 }
 
 #[test]

@@ -8,7 +8,9 @@ use elasticdl_wire::{Identity, Stream};
 use rustix::process::Signal;
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
+use super::backups::backed_up;
 use super::chaos::{audit, counting, every_row_is_right};
+use super::moves::{ends_fast, pid, slow};
 use super::world::{World, signal, wait_for};
 
 const EPOCHS: u32 = 20;
@@ -39,6 +41,20 @@ fn an_encrypted_job_ends_exactly_whatever_dies() {
     audit(&world, "count");
     every_row_is_right(&world, EPOCHS);
     assert_eq!(fs::read_to_string(&key).unwrap(), before, "a job that goes on keeps its certificate");
+}
+
+/// Goal: servers show each other certificates too, where one has the backup of another and where partitions move.
+#[test]
+fn encrypted_servers_back_each_other_up_and_hand_partitions_over() {
+    let (world, mut job) = slow("", &["security.tls=true", "servers.replicas=2"]);
+    backed_up(&world);
+    world.run(&["scale", "count", "--servers", "3"]).ok();
+    job.until("a move", |e| e["event"] == "moved");
+    backed_up(&world);
+    signal(pid(&world, 0), Signal::KILL);
+    let next = job.until("the backups", |e| e["event"] == "promoted" || e["event"] == "replay");
+    assert_eq!((&next["event"], &next["from"]), (&"promoted".into(), &0.into()), "{next}");
+    assert_eq!(ends_fast(&world, job), 0, "records are trained again");
 }
 
 /// A client of people with this certificate, which believes any server.
