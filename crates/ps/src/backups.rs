@@ -206,21 +206,19 @@ fn copy<'c>(
     let mut copy =
         Copy::new(Partition::new(Arc::clone(model), id, incarnation), order.part, "ps.copying_backup");
     let until = Instant::now() + PATIENCE;
-    let (kept, rows) = loop {
+    let (head, rows) = loop {
         catch_up(std::slice::from_mut(&mut copy), &mut peer)?;
         if cancelled.load(Ordering::Relaxed) {
             return Err(Error::Misfit { partition: id, reason: "it is not to be backed up any more".into() });
         }
-        match peer.follow(order.part, model)? {
+        match peer.follow(order.part)? {
             Followed::Yes(lacking) => break *lacking,
             Followed::NotNow if Instant::now() < until => {
                 std::thread::sleep(PAUSE);
             }
             refusal => {
                 let reason = match refusal {
-                    Followed::NotNow => {
-                        "it has another backup still, is too large for one answer, or changes faster than it is copied"
-                    }
+                    Followed::NotNow => "it has another backup still, or changes faster than it is copied",
                     _ => "it is not there any more",
                 };
                 return Err(Error::Misfit { partition: id, reason: reason.into() });
@@ -229,7 +227,8 @@ fn copy<'c>(
     };
     let mut partition = copy.into_partition();
     rows.iter().try_for_each(|some| partition.put_rows(some))?;
-    partition.take_over(kept.head, kept.tensors)?;
+    let tensors = peer.take_tensors(&partition)?;
+    partition.take_over(head, &tensors)?;
     shadow.open(partition);
     Ok(peer)
 }
@@ -311,9 +310,13 @@ mod tests {
     }
 
     fn serve(partitions: &Arc<Partitions>) -> Server {
+        serve_with(partitions, Options::default())
+    }
+
+    fn serve_with(partitions: &Arc<Partitions>, options: Options) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let token = caller(Who::Worker(0)).token;
-        Server::start(listener, token, None, Arc::clone(partitions), Options::default()).unwrap()
+        Server::start(listener, token, None, Arc::clone(partitions), options).unwrap()
     }
 
     /// A worker that pushes one batch after the other.
@@ -357,7 +360,7 @@ mod tests {
     }
 
     /// Every row with its slots, by table and id; tensors; marks and counters.
-    fn all_of(partition: &Partition) -> impl PartialEq + std::fmt::Debug {
+    fn all_of(partition: &Partition) -> impl PartialEq + std::fmt::Debug + use<> {
         let mut rows = Vec::new();
         for (number, table) in partition.tables().iter().enumerate() {
             for (place, id) in table.ids().into_iter().enumerate() {
@@ -428,6 +431,31 @@ mod tests {
         partitions.with(HERE, |partition| assert_eq!(all_of(&backup), all_of(partition))).unwrap();
         assert!(backup.memory().version > 300);
         assert!(backups.take((HERE, LIFE)).is_none(), "it was taken");
+    }
+
+    /// Goal: tensors that a frame has room for have slots, too, and with them it has not.
+    #[test]
+    fn a_partition_whose_tensors_are_longer_than_a_frame_is_backed_up_and_taken_over() {
+        let partitions = holding(&model());
+        let roomy = serve(&partitions);
+        let mut pusher = Pusher::new(&roomy);
+        (0..2).for_each(|_| assert_eq!(pusher.push(), Status::Ok));
+        let limits = Limits { words_max: 4 };
+        let server = serve_with(&partitions, Options { limits, ..Options::default() });
+        let held = partitions.with(HERE, |partition| all_of(partition)).unwrap();
+        let floats = partitions.with(HERE, |partition| partition.tensor_floats_due()).unwrap();
+        assert!(floats > 2 * limits.words_max);
+
+        let backups = Arc::new(Backups::default());
+        backed_up(&backups, &server, &model());
+        assert!(all_of(&backups.take((HERE, LIFE)).unwrap()) == held);
+
+        let (from, partitions) = (server.address().to_string(), vec![(HERE, LIFE)]);
+        let order = crate::moving::Order { from, partitions, next: vec![LIFE] };
+        let word = || Ok(crate::moving::Word::Take);
+        let taken =
+            crate::moving::fetch(&order, &model(), &caller(Who::Server(7)), &AtomicBool::new(false), word);
+        assert!(all_of(&taken.unwrap().unwrap()[0]) == held);
     }
 
     #[test]

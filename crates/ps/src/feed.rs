@@ -9,6 +9,7 @@
 
 pub mod log;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,8 @@ pub struct Feed {
     pub backup: u32,
     log: Mutex<Log<Frame>>,
     changed: Condvar,
+    /// How often the backup has fetched a part of what it must have before it can do anything.
+    parts: AtomicU64,
 }
 
 /// Why somebody who waited was not let go on.
@@ -48,7 +51,7 @@ impl Feed {
     /// To a backup that has all that was done so far.
     pub fn new(partition: PartitionId, incarnation: u64, backup: u32) -> Self {
         let (log, changed) = (Mutex::default(), Condvar::new());
-        Feed { partition, incarnation, backup, log, changed }
+        Feed { partition, incarnation, backup, log, changed, parts: AtomicU64::new(0) }
     }
 
     /// Something was done; returns its number. Called with the partition's lock held, so that the order is the same there
@@ -79,18 +82,30 @@ impl Feed {
         log.is_followed().then_some(fetched)
     }
 
+    /// The backup fetches a part of what it must have before it can do anything: it is not lost, however many there are.
+    pub fn gets_ready(&self) {
+        self.parts.fetch_add(1, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
     /// Waits until the backup has done what has this number, or is needed no more.
     pub fn wait(&self, number: u64) -> Result<(), Stuck> {
+        self.wait_for(number, PATIENCE)
+    }
+
+    fn wait_for(&self, number: u64, patience: Duration) -> Result<(), Stuck> {
+        let so_far =
+            |log: &Log<Frame>| (log.is_followed(), log.done_so_far(), self.parts.load(Ordering::Relaxed));
         let mut log = self.log();
-        let (mut seen, mut since) = ((log.is_followed(), log.done_so_far()), Instant::now());
+        let (mut seen, mut since) = (so_far(&log), Instant::now());
         while !log.has(number) {
-            let patience = if log.is_followed() { PATIENCE } else { LEAVE };
-            let left = patience.saturating_sub(since.elapsed());
+            let whole = if log.is_followed() { patience } else { LEAVE };
+            let left = whole.saturating_sub(since.elapsed());
             if left.is_zero() || log.is_over() {
                 return Err(if log.is_followed() { Stuck::Backup } else { Stuck::Master });
             }
             log = self.changed.wait_timeout(log, left).unwrap_or_else(PoisonError::into_inner).0;
-            let now = (log.is_followed(), log.done_so_far());
+            let now = so_far(&log);
             if now != seen {
                 (seen, since) = (now, Instant::now());
             }
@@ -155,6 +170,23 @@ mod tests {
         assert!(!waiting.is_finished());
         assert!(feed.fetch(1, 100, SOON).unwrap().is_empty());
         assert_eq!(waiting.join().unwrap(), Ok(()));
+    }
+
+    /// Goal: a backup that fetches long tensors is not given up meanwhile.
+    #[test]
+    fn a_backup_that_gets_ready_is_waited_for() {
+        let feed = Arc::new(Feed::new(PartitionId(1), 3, 2));
+        let number = feed.add(frame(7));
+        let waiting = {
+            let feed = Arc::clone(&feed);
+            thread::spawn(move || feed.wait_for(number, 50 * SOON))
+        };
+        for _ in 0..60 {
+            thread::sleep(SOON);
+            feed.gets_ready();
+        }
+        assert!(!waiting.is_finished(), "longer than one that does nothing is waited for");
+        assert_eq!(waiting.join().unwrap(), Err(Stuck::Backup));
     }
 
     #[test]

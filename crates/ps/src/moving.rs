@@ -18,12 +18,13 @@ use elasticdl_wire::frame::Frame;
 use elasticdl_wire::ps::{self, kind};
 use tracing::info;
 
+use crate::checkpoint::Head;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::pace::{Pace, of_the_clock};
 use crate::partition::Partition;
 use crate::partition::copy::Copied;
-use crate::requests::copy::{Handed, Kept, Left, take_copied, take_handed};
+use crate::requests::copy::{Handed, Left, take_copied, take_handed, take_tensors};
 use crate::requests::follow::{Followed, take_followed};
 
 /// Rows asked for at once: a few milliseconds of the other server's time.
@@ -100,9 +101,9 @@ pub fn fetch(
     // What has changed while the master wrote it down is copied while the other server still serves.
     catch_up(&mut copies, &mut peer)?;
     let handing = Instant::now();
-    let kept = peer.have_handed_over(&order.partitions, model)?;
+    let heads = peer.have_handed_over(&order.partitions)?;
     point("ps.handed_over")?;
-    let finished = copies.into_iter().zip(kept).map(|(copy, kept)| copy.finish(&mut peer, kept));
+    let finished = copies.into_iter().zip(heads).map(|(copy, head)| copy.finish(&mut peer, head));
     let partitions = finished.collect::<Result<Vec<_>>>()?;
     info!(
         from = order.from,
@@ -187,9 +188,10 @@ impl Copy {
     }
 
     /// Copies what is left of a partition that was handed over.
-    fn finish(mut self, peer: &mut Peer<'_>, kept: Kept) -> Result<Partition> {
+    fn finish(mut self, peer: &mut Peer<'_>, head: Head) -> Result<Partition> {
         while self.round(peer, 0)? > 0 {}
-        self.partition.take_over(kept.head, kept.tensors)?;
+        let tensors = peer.take_tensors(&self.partition)?;
+        self.partition.take_over(head, &tensors)?;
         Ok(self.partition)
     }
 }
@@ -219,15 +221,15 @@ impl<'a> Peer<'a> {
     }
 
     /// Has partitions handed over, as soon as they can be.
-    fn have_handed_over(&mut self, parts: &[(PartitionId, u64)], model: &Model) -> Result<Vec<Kept>> {
+    fn have_handed_over(&mut self, parts: &[(PartitionId, u64)]) -> Result<Vec<Head>> {
         let until = Instant::now() + PATIENCE;
         loop {
             self.request += 1;
             ps::hand_over(&mut self.connection.out, self.request, parts);
             self.send()?;
             self.receive(kind::HANDED)?;
-            match take_handed(self.connection.answer.payload(), model, parts)? {
-                Handed::Yes(kept) => return Ok(kept),
+            match take_handed(self.connection.answer.payload(), parts)? {
+                Handed::Yes(heads) => return Ok(heads),
                 Handed::NotNow if Instant::now() < until => std::thread::sleep(PAUSE),
                 refusal => {
                     let reason = match refusal {
@@ -241,12 +243,26 @@ impl<'a> Peer<'a> {
     }
 
     /// Asks for all that is lacking of a partition that is copied, and to be told from then on what is done.
-    pub(crate) fn follow(&mut self, part: (PartitionId, u64), model: &Model) -> Result<Followed> {
+    pub(crate) fn follow(&mut self, part: (PartitionId, u64)) -> Result<Followed> {
         self.request += 1;
         ps::follow(&mut self.connection.out, self.request, part);
         self.send()?;
         self.receive(kind::FOLLOWED)?;
-        Ok(take_followed(self.connection.answer.payload(), model, part.0)?)
+        Ok(take_followed(self.connection.answer.payload(), part.0)?)
+    }
+
+    /// The tensors of a partition that is this one now, or is followed by it.
+    pub(crate) fn take_tensors(&mut self, here: &Partition) -> Result<Vec<f32>> {
+        let due = here.tensor_floats_due();
+        let mut floats = Vec::with_capacity(due);
+        while floats.len() < due {
+            self.request += 1;
+            ps::tensors(&mut self.connection.out, self.request, here.id(), floats.len());
+            self.send()?;
+            self.receive(kind::FLOATS)?;
+            floats.extend_from_slice(take_tensors(self.connection.answer.payload(), due - floats.len())?);
+        }
+        Ok(floats)
     }
 
     /// Asks what was done to a partition that is followed, after so much of it. `None`: it is followed no more.

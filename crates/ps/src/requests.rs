@@ -115,6 +115,7 @@ impl<'p> Requests<'p> {
             kind::FENCE => self.fence(request, reply),
             kind::COPY => self.copy(request, reply),
             kind::HAND_OVER => self.hand_over(request, reply),
+            kind::TENSORS => self.tensors(request, reply),
             kind::FOLLOW => self.follow(request, reply),
             kind::NEXT => self.next(request, reply),
             kind::GATE => self.gate(request, reply),
@@ -127,12 +128,7 @@ impl<'p> Requests<'p> {
         let model = self.partitions.model();
         let words = check_pull(request.payload(), model)?;
         if words > self.limits.words_max as u64 {
-            let limit = self.limits.words_max * 8;
-            return Err(wire::Error::Malformed(format!(
-                "a pull of {} bytes, {limit} is the limit",
-                words.saturating_mul(8)
-            ))
-            .into());
+            return Err(too_long("a pull", words, self.limits));
         }
         let mut payload = request.payload();
         let (mode, parts) = ps::take_pull(&mut payload)?;
@@ -177,7 +173,11 @@ impl<'p> Requests<'p> {
         let (header, parts) = ps::take_push(&mut payload)?;
         let first = payload;
         for _ in 0..parts {
-            pass_push_part(&mut payload, model)?;
+            let words = pass_push_part(&mut payload, model)?;
+            // What a table's gradients take unpacked is no more than a frame may.
+            if words > self.limits.words_max {
+                return Err(too_long("gradients", words as u64, self.limits));
+            }
         }
         payload.end()?;
 
@@ -453,18 +453,28 @@ fn rows_of(bytes: usize, width: usize) -> usize {
     (bytes / (4 * width)).next_multiple_of(COPIED_ROWS).max(COPIED_ROWS)
 }
 
-/// Passes over a partition's part of a PUSH, all of which must be there.
-fn pass_push_part(payload: &mut Payload<'_>, model: &Model) -> Result<()> {
+fn too_long(what: &str, words: u64, limits: Limits) -> Error {
+    let (bytes, limit) = (words.saturating_mul(8), limits.words_max * 8);
+    wire::Error::Malformed(format!("{what} of {bytes} bytes, {limit} is the limit")).into()
+}
+
+/// Passes over a partition's part of a PUSH, all of which must be there. Tells how many words its gradients take that do
+/// not travel as f32, once they are.
+fn pass_push_part(payload: &mut Payload<'_>, model: &Model) -> Result<usize> {
+    let mut unpacked = 0usize;
     let (id, _) = ps::take_part(payload)?;
     payload.take()?;
     for (table, spec) in model.shape.tables.iter().zip(model.tables()) {
         let count = ps::take_ids(payload)?.len().saturating_mul(table.width());
         payload.take_all(floats::words(spec.wire, count))?;
+        if spec.wire != Precision::F32 {
+            unpacked = unpacked.saturating_add(floats::words(Precision::F32, count));
+        }
     }
     for tensor in tensors_of(model, id)? {
         payload.take_floats(model.shape.tensors[*tensor].len())?;
     }
-    Ok(())
+    Ok(unpacked)
 }
 
 /// Reads from a partition's part of a PUSH the gradients that do not travel as f32, and whose they are.

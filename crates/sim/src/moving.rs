@@ -53,7 +53,7 @@ pub enum Said {
 #[derive(Debug, Clone)]
 pub struct Handed {
     head: Head,
-    tensors: Vec<(Vec<f32>, Vec<f32>)>,
+    tensors: Vec<f32>,
 }
 
 /// Why a partition is not handed over.
@@ -191,7 +191,7 @@ impl World {
             let mut partition = fetching.copies.remove(0).partition;
             server.fetching = None;
             rows.iter().for_each(|some| partition.put_rows(some).expect("rows are copied to their own"));
-            partition.take_over(handed.head, handed.tensors).expect("all rows were copied");
+            partition.take_over(handed.head, &handed.tensors).expect("all rows were copied");
             return self.followed(pid, server, from, (partition, feed), command);
         }
         if fetching.at >= fetching.copies.len() {
@@ -285,7 +285,7 @@ impl World {
             if self.sabotage == Sabotage::LastRowsLost {
                 head.rows = copy.partition.tables().iter().map(|table| table.len() as u64).collect();
             }
-            copy.partition.take_over(head, tensors).expect("all rows were copied");
+            copy.partition.take_over(head, &tensors).expect("all rows were copied");
             self.checkers.leases.opened(pid, &copy.partition);
             let (id, incarnation) = (copy.id, copy.partition.incarnation());
             self.note("taken over", [pid.into(), id.0.into(), incarnation], || {
@@ -300,8 +300,7 @@ impl World {
 
 /// What a partition has beside its rows.
 pub(crate) fn handed(partition: &Partition, head: Head) -> Handed {
-    let tensors = partition.tensors().iter();
-    Handed { head, tensors: tensors.map(|t| (t.values().to_vec(), t.slots().to_vec())).collect() }
+    Handed { head, tensors: partition.tensor_floats() }
 }
 
 /// All of these, or none.

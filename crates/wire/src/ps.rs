@@ -21,9 +21,11 @@
 //! | COPY | partition, incarnation, whether from the start, rows at most |
 //! | COPIED | status, rows left after these, version; where the status is Ok also table, rows that it has, ids, numbers of the rows (count, numbers; none unless the table has a bound in bytes, where a number may be another id's since the last answer), count of floats, rows with their slots |
 //! | HAND_OVER | n, [partition, incarnation] × n |
-//! | HANDED | status, whether they were handed over; if so [head as JSON bytes, [values, count and slots] per tensor] × n |
+//! | HANDED | status, whether they were handed over; if so [head as JSON bytes] × n |
 //! | FOLLOW | partition, incarnation |
-//! | FOLLOWED | status, whether it can be followed at this moment; if so head as JSON bytes, [values, count and slots] per tensor, n, [table, rows that it has, ids, count of floats, rows with their slots] × n |
+//! | FOLLOWED | status, whether it can be followed at this moment; if so head as JSON bytes, n, [table, rows that it has, ids, count of floats, rows with their slots] × n |
+//! | TENSORS | partition that was handed over or is followed, number of a float: values and slots of each of its tensors, one after the other, as they were in that moment, from this one on |
+//! | FLOATS | count, floats; none where there are no more |
 //! | NEXT | how many of what was done are done here too |
 //! | DID | whether it goes on, n, [kind, version after it, count, words of the payload] × n: PUSH, STAGE, COMMIT, STEP or FENCE of one partition, CLOSE or SETTLE |
 //! | CLOSE | partition, incarnation, ranges of shards by epoch as JSON bytes; only in a DID |
@@ -88,6 +90,10 @@ pub mod kind {
     pub const CLOSE: u32 = 0xED28;
     /// No more batches come: what is gathered is applied.
     pub const SETTLE: u32 = 0xED29;
+    /// What are the tensors of a partition that was handed over, or is followed?
+    pub const TENSORS: u32 = 0xED2A;
+    /// So much of them.
+    pub const FLOATS: u32 = 0xED2B;
 }
 
 /// What a pull is for.
@@ -340,6 +346,17 @@ pub fn hand_over(frame: &mut Frame, request: u64, parts: &[(PartitionId, u64)]) 
 pub fn follow(frame: &mut Frame, request: u64, part: (PartitionId, u64)) {
     frame.begin(kind::FOLLOW, request);
     put_part(frame, part.0, part.1);
+}
+
+/// A TENSORS of a partition, from this float on.
+pub fn tensors(frame: &mut Frame, request: u64, partition: PartitionId, from: usize) {
+    frame.begin(kind::TENSORS, request);
+    frame.put_all(&[u64::from(partition.0), from as u64]);
+}
+
+/// Reads a TENSORS: the partition, and from which float on.
+pub fn take_tensors(payload: &mut Payload<'_>) -> Result<(PartitionId, usize)> {
+    Ok((take_partition(payload)?, usize::try_from(payload.take()?).unwrap_or(usize::MAX)))
 }
 
 /// A NEXT of a backup that has done so many.

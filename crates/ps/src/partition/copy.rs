@@ -140,18 +140,33 @@ impl Partition {
         self.load = 0;
     }
 
-    /// All rows are put: this partition goes on where the other server's has ended.
-    pub fn take_over(&mut self, head: Head, tensors: Vec<(Vec<f32>, Vec<f32>)>) -> Result<()> {
+    /// Values and slots of each tensor, one after the other.
+    pub fn tensor_floats(&self) -> Vec<f32> {
+        let floats = self.tensors.iter().flat_map(|tensor| [tensor.values(), tensor.slots()]);
+        floats.collect::<Vec<_>>().concat()
+    }
+
+    /// How many those are.
+    pub fn tensor_floats_due(&self) -> usize {
+        self.tensors.iter().map(|tensor| tensor.values().len() + tensor.slots().len()).sum()
+    }
+
+    /// All rows are put: this partition goes on where the other server's has ended, with these floats of tensors.
+    pub fn take_over(&mut self, head: Head, mut tensors: &[f32]) -> Result<()> {
         let rows: Vec<u64> = self.tables.iter().map(|table| table.len() as u64).collect();
-        if rows != head.rows || tensors.len() != self.tensors.len() {
-            let due = (&head.rows, self.tensors.len());
-            return Err(self.misfit(format!("{rows:?} rows and {} tensors, {due:?} due", tensors.len())));
+        let floats = self.tensor_floats_due();
+        if rows != head.rows || tensors.len() != floats {
+            let due = (&head.rows, floats);
+            return Err(
+                self.misfit(format!("{rows:?} rows and {} floats of tensors, {due:?} due", tensors.len()))
+            );
         }
-        for (i, (values, slots)) in tensors.into_iter().enumerate() {
-            if !self.tensors[i].restore(values, slots) {
-                let name = self.tensors[i].shape().name.clone();
-                return Err(self.misfit(format!("tensor {name:?} is of another length")));
-            }
+        for tensor in &mut self.tensors {
+            let (values, rest) = tensors.split_at(tensor.values().len());
+            let (slots, rest) = rest.split_at(tensor.slots().len());
+            let fits = tensor.restore(values.to_vec(), slots.to_vec());
+            assert!(fits, "they were split by its lengths");
+            tensors = rest;
         }
         let untold = Bounds::default();
         for i in 0..self.tables.len() {
@@ -194,10 +209,6 @@ mod tests {
         let tensors: Vec<&[f32]> = gradients.iter().map(Vec::as_slice).collect();
         let push = Push { header, incarnation, version: batch, tables: &tables, tensors: &tensors };
         partition.push(&push).unwrap().status
-    }
-
-    fn tensors(partition: &Partition) -> Vec<(Vec<f32>, Vec<f32>)> {
-        partition.tensors().iter().map(|t| (t.values().to_vec(), t.slots().to_vec())).collect()
     }
 
     /// Weights and slots of every row, by table and id.
@@ -253,11 +264,11 @@ mod tests {
             }
             // It travels as text.
             let head = serde_json::from_str(&serde_json::to_string(&head).unwrap()).unwrap();
-            new.take_over(head, tensors(&old)).unwrap();
+            new.take_over(head, &old.tensor_floats()).unwrap();
             prop_assert_eq!(rows(&new), rows(&old));
             let bounds = |of: &Partition| of.tables().iter().map(Table::whole_bounds).collect::<Vec<_>>();
             prop_assert_eq!(bounds(&new), bounds(&old));
-            prop_assert_eq!(tensors(&new), tensors(&old));
+            prop_assert_eq!(new.tensors(), old.tensors());
             prop_assert_eq!(new.memory(), old.memory());
             prop_assert_eq!(push(&mut new, batch - 1, 5, &ids[..1], &[]), Status::Duplicate);
             prop_assert_eq!(push(&mut new, batch, 5, &ids[..1], &[]), Status::Ok);
@@ -291,9 +302,9 @@ mod tests {
         let items = old.copy_next(10, 1000);
         new.put_rows(&items).unwrap();
         new.put_rows(&Copied { numbers: vec![0, 2, 2], ..users.clone() }).unwrap();
-        assert!(new.take_over(head.clone(), tensors(&old)).is_err(), "row 1 is missing");
+        assert!(new.take_over(head.clone(), &old.tensor_floats()).is_err(), "row 1 is missing");
         new.put_rows(&users).unwrap();
-        new.take_over(head, tensors(&old)).unwrap();
+        new.take_over(head, &old.tensor_floats()).unwrap();
         assert_eq!(rows(&new), rows(&old));
         let mut plain = Partition::new(crate::test_model::model(), HERE, 5);
         assert!(plain.put_rows(&users).is_err());
@@ -309,15 +320,17 @@ mod tests {
         let users = old.copy_next(10, 1000);
         new.put_rows(&users).unwrap();
         let head = old.hand_over().unwrap();
-        assert!(new.take_over(head.clone(), tensors(&old)).is_err(), "the items are missing");
+        assert!(new.take_over(head.clone(), &old.tensor_floats()).is_err(), "the items are missing");
         let items = old.copy_next(10, 1000);
         assert!(new.put_rows(&Copied { table: 0, ..items.clone() }).is_err());
         assert!(new.put_rows(&Copied { table: 2, ..items.clone() }).is_err());
         let elsewhere = Copied { ids: ids_of(PartitionId(1), 3), ..items.clone() };
         assert!(new.put_rows(&elsewhere).is_err());
         new.put_rows(&items).unwrap();
-        assert!(new.take_over(head.clone(), Vec::new()).is_err());
-        new.take_over(head, tensors(&old)).unwrap();
+        let floats = old.tensor_floats();
+        assert!(new.take_over(head.clone(), &floats[1..]).is_err());
+        assert!(new.take_over(head.clone(), &[&floats[..], &[0.0]].concat()).is_err());
+        new.take_over(head, &old.tensor_floats()).unwrap();
     }
 
     /// Goal: a server that is late with its goodbye must not end the copy that another one has begun since.

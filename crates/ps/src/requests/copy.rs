@@ -11,7 +11,6 @@ use elasticdl_wire::ps::{self, Status, kind};
 use super::Requests;
 use crate::checkpoint::Head;
 use crate::error::{Error, Result};
-use crate::model::Model;
 use crate::partition::Partition;
 use crate::partition::copy::Copied;
 use crate::partitions::Partitions;
@@ -26,16 +25,25 @@ pub(super) struct Copies<'p> {
     partitions: &'p Partitions,
     /// Each with its incarnation and the number of the copy.
     under_way: BTreeMap<PartitionId, (u64, u64)>,
+    /// Floats of tensors that the peer has not fetched yet, as they were when it was told all else. They go in answers
+    /// of their own: with their slots they may be longer than a frame, where values alone are not.
+    tensors: BTreeMap<PartitionId, Vec<f32>>,
 }
 
 impl<'p> Copies<'p> {
     pub(super) fn new(partitions: &'p Partitions) -> Self {
-        Copies { partitions, under_way: BTreeMap::new() }
+        Copies { partitions, under_way: BTreeMap::new(), tensors: BTreeMap::new() }
     }
 
     /// The incarnation and the number of a copy that the peer makes; 0: it makes none.
     pub(super) fn get(&self, id: PartitionId) -> (u64, u64) {
         self.under_way.get(&id).copied().unwrap_or_default()
+    }
+
+    /// The partition is now what the peer will have: says what there is beside rows, and keeps its tensors.
+    pub(super) fn put_head(&mut self, reply: &mut Frame, partition: &Partition, head: &Head) {
+        reply.put_bytes(&serde_json::to_vec(head).expect("a head is JSON"));
+        self.tensors.insert(head.partition, partition.tensor_floats());
     }
 }
 
@@ -117,8 +125,28 @@ impl Requests<'_> {
             }
         }
         reply.put_all(&[Status::Ok.word(), 1]);
+        let copies = &mut self.copies;
         for head in heads {
-            self.partitions.with(head.partition, |partition| put_handed(reply, partition, &head));
+            self.partitions.with(head.partition, |partition| copies.put_head(reply, partition, &head));
+        }
+        Ok(())
+    }
+
+    /// Floats of the tensors of a partition that was handed over or is followed. They are kept until the last ones are
+    /// asked for.
+    pub(super) fn tensors(&mut self, request: &Frame, reply: &mut Frame) -> Result<()> {
+        let mut payload = request.payload();
+        let (id, from) = ps::take_tensors(&mut payload)?;
+        payload.end()?;
+        self.backed.iter().filter(|feed| feed.partition == id).for_each(|feed| feed.gets_ready());
+        let kept = &mut self.copies.tensors;
+        let rest = kept.get(&id).and_then(|floats| floats.get(from..)).unwrap_or_default();
+        let some = &rest[..rest.len().min(FLOATS_MAX).min(self.limits.words_max / 2)];
+        reply.begin(kind::FLOATS, request.request());
+        reply.put(some.len() as u64);
+        reply.put_floats(some);
+        if some.len() == rest.len() {
+            kept.remove(&id);
         }
         Ok(())
     }
@@ -132,15 +160,6 @@ pub(super) fn put_copied(reply: &mut Frame, copied: &Copied) {
     numbers.iter().for_each(|number| reply.put(u64::from(*number)));
     reply.put(rows.len() as u64);
     reply.put_floats(rows);
-}
-
-pub(super) fn put_handed(reply: &mut Frame, partition: &Partition, head: &Head) {
-    reply.put_bytes(&serde_json::to_vec(head).expect("a head is JSON"));
-    for tensor in partition.tensors() {
-        reply.put_floats(tensor.values());
-        reply.put(tensor.slots().len() as u64);
-        reply.put_floats(tensor.slots());
-    }
 }
 
 /// What is left where rows are copied from.
@@ -182,47 +201,38 @@ pub(super) fn take_some_rows(payload: &mut Payload<'_>, into: &mut Copied) -> wi
 /// What became of a request to hand partitions over.
 #[derive(Debug)]
 pub(crate) enum Handed {
-    /// What each has beside its rows: they are served there no more.
-    Yes(Vec<Kept>),
+    /// What each has beside rows and tensors: they are served there no more.
+    Yes(Vec<Head>),
     /// Not at this moment.
     NotNow,
     /// One of them is not there in this life.
     NotThere,
 }
 
-/// What a partition has beside its rows.
-#[derive(Debug)]
-pub(crate) struct Kept {
-    pub head: Head,
-    /// Values and slots.
-    pub tensors: Vec<(Vec<f32>, Vec<f32>)>,
-}
-
 /// Reads an answer to a HAND_OVER of these partitions.
-pub(crate) fn take_handed(
-    mut payload: Payload<'_>,
-    model: &Model,
-    parts: &[(PartitionId, u64)],
-) -> wire::Result<Handed> {
+pub(crate) fn take_handed(mut payload: Payload<'_>, parts: &[(PartitionId, u64)]) -> wire::Result<Handed> {
     let (status, given) = (Status::from_word(payload.take()?)?, payload.take()?);
     if status != Status::Ok || given == 0 {
         payload.end()?;
         return Ok(if status == Status::Ok { Handed::NotNow } else { Handed::NotThere });
     }
-    let all = parts.iter().map(|(id, _)| take_kept(&mut payload, model, *id)).collect::<wire::Result<_>>()?;
+    let all = parts.iter().map(|(id, _)| take_head(&mut payload, *id)).collect::<wire::Result<_>>()?;
     payload.end()?;
     Ok(Handed::Yes(all))
 }
 
-pub(super) fn take_kept(payload: &mut Payload<'_>, model: &Model, id: PartitionId) -> wire::Result<Kept> {
+pub(super) fn take_head(payload: &mut Payload<'_>, id: PartitionId) -> wire::Result<Head> {
     let malformed = |e: serde_json::Error| wire::Error::Malformed(format!("the head of {id}: {e}"));
-    let head: Head = serde_json::from_slice(payload.take_bytes()?).map_err(malformed)?;
-    let mut tensors = Vec::new();
-    for index in model.tensors_of(id).unwrap_or_default() {
-        let floats = model.shape.tensors[*index].len();
-        let values = payload.take_floats(floats)?.to_vec();
-        let slots = usize::try_from(payload.take()?).unwrap_or(usize::MAX);
-        tensors.push((values, payload.take_floats(slots)?.to_vec()));
+    serde_json::from_slice(payload.take_bytes()?).map_err(malformed)
+}
+
+/// Reads an answer to a TENSORS: the floats that come next, of at most so many.
+pub(crate) fn take_tensors(mut payload: Payload<'_>, most: usize) -> wire::Result<&[f32]> {
+    let count = usize::try_from(payload.take()?).unwrap_or(usize::MAX);
+    if count == 0 || count > most {
+        return Err(wire::Error::Malformed(format!("{count} floats of tensors where {most} are left")));
     }
-    Ok(Kept { head, tensors })
+    let floats = payload.take_floats(count)?;
+    payload.end()?;
+    Ok(floats)
 }

@@ -11,10 +11,10 @@ use elasticdl_wire::frame::{Frame, Payload};
 use elasticdl_wire::ps::{self, Status, kind};
 
 use super::Requests;
-use super::copy::{Kept, put_copied, put_handed, take_kept, take_some_rows};
+use super::copy::{put_copied, take_head, take_some_rows};
+use crate::checkpoint::Head;
 use crate::error::{Error, Result};
 use crate::feed::Feed;
-use crate::model::Model;
 use crate::partition::copy::Copied;
 
 /// With more rows than this left to copy a partition is not followed yet: it is locked while they are put into the
@@ -45,18 +45,14 @@ impl Requests<'_> {
                 other => return (other, false),
             }
             let (rows, floats) = partition.unsent_floats();
-            // Half of what an answer may have.
-            let floats_max = self.limits.words_max;
-            let tensors = partition.tensors().iter().map(|t| t.values().len() + t.slots().len());
-            let large =
-                rows > ROWS_MAX || floats > FLOATS_MAX || floats + tensors.sum::<usize>() > floats_max;
+            let large = rows > ROWS_MAX || floats > FLOATS_MAX.min(self.limits.words_max);
             // Without the master's leave no other server takes the place of the one that the ledger knows of.
             let taken = held.feed.as_ref().is_some_and(|feed| feed.backup != backup);
             if partition.is_staging() || large || taken {
                 return (Status::Ok, false);
             }
             reply.put_all(&[Status::Ok.word(), 1]);
-            put_handed(reply, partition, &partition.head());
+            self.copies.put_head(reply, partition, &partition.head());
             let count = reply.position();
             reply.put(0);
             while partition.unsent() > 0 {
@@ -107,8 +103,8 @@ fn point(name: &str) -> Result<()> {
 /// What became of a request to follow a partition.
 #[derive(Debug)]
 pub(crate) enum Followed {
-    /// All that was lacking.
-    Yes(Box<(Kept, Vec<Copied>)>),
+    /// All that was lacking but tensors.
+    Yes(Box<(Head, Vec<Copied>)>),
     /// Not at this moment.
     NotNow,
     /// It is not there in this life.
@@ -116,17 +112,13 @@ pub(crate) enum Followed {
 }
 
 /// Reads an answer to a FOLLOW of this partition.
-pub(crate) fn take_followed(
-    mut payload: Payload<'_>,
-    model: &Model,
-    id: PartitionId,
-) -> wire::Result<Followed> {
+pub(crate) fn take_followed(mut payload: Payload<'_>, id: PartitionId) -> wire::Result<Followed> {
     let (status, given) = (Status::from_word(payload.take()?)?, payload.take()?);
     if status != Status::Ok || given == 0 {
         payload.end()?;
         return Ok(if status == Status::Ok { Followed::NotNow } else { Followed::NotThere });
     }
-    let kept = take_kept(&mut payload, model, id)?;
+    let head = take_head(&mut payload, id)?;
     let mut rows = Vec::new();
     for _ in 0..payload.take_count(4)? {
         let mut some = Copied::default();
@@ -134,5 +126,5 @@ pub(crate) fn take_followed(
         rows.push(some);
     }
     payload.end()?;
-    Ok(Followed::Yes(Box::new((kept, rows))))
+    Ok(Followed::Yes(Box::new((head, rows))))
 }

@@ -64,6 +64,33 @@ fn rows_and_gradients_travel_in_the_precision_of_their_table() {
     payload.end().unwrap();
 }
 
+/// Goal: gradients that travel in half the room take no more than a frame may when they are unpacked.
+#[test]
+fn gradients_that_are_too_long_unpacked_are_refused() {
+    let partitions = partitions_of(&rounded_model());
+    let (mut frame, mut reply) = (Frame::default(), Frame::default());
+    let (place, model) = (PartitionId(1), partitions.model());
+    let lease = LeaseId { term: 1, n: 1 };
+    let header = ps::PushHeader { task: TaskId::train(0, 0), batch: 0, lease, records: 1, factor: 1.0 };
+    ps::begin_push(&mut frame, 1, header, 1);
+    ps::put_part(&mut frame, place, 1);
+    frame.put(0);
+    for table in &model.shape.tables {
+        ps::put_ids(&mut frame, &ids_of(place, 64));
+        floats::put(&mut frame, Precision::F16, &vec![0.5; 64 * table.width()]);
+    }
+    for tensor in model.tensors_of(place).unwrap() {
+        frame.put_floats(&vec![0.5; model.shape.tensors[*tensor].len()]);
+    }
+    // Three and two weights of 64 rows are 160 words of f32.
+    let refused = Requests::new(&partitions, Limits { words_max: 159 }).answer(&frame, &mut reply);
+    let text = "malformed frame: gradients of 1280 bytes, 1272 is the limit";
+    assert_eq!(refused.unwrap_err().chain(), text);
+    assert_eq!(partitions.with(place, |p| p.version()), Some(0));
+    Requests::new(&partitions, Limits { words_max: 160 }).answer(&frame, &mut reply).unwrap();
+    assert_eq!(partitions.with(place, |p| p.version()), Some(1));
+}
+
 /// A pull of some rows of one partition, and of this one of another.
 fn pull_of_two(frame: &mut Frame, many: &[u64], (place, id): (PartitionId, u64)) {
     ps::begin_pull(frame, 3, PullMode { births: true, tensors: false }, 2);
@@ -266,7 +293,8 @@ proptest! {
     fn any_words_are_answered_or_refused(
         request in prop_oneof![
             Just(kind::PULL), Just(kind::PUSH), Just(kind::FENCE), Just(kind::STAGE), Just(kind::COMMIT),
-            Just(kind::COPY), Just(kind::HAND_OVER), Just(kind::FOLLOW), Just(kind::NEXT), Just(kind::GATE), Just(kind::STEP), any::<u32>(),
+            Just(kind::COPY), Just(kind::HAND_OVER), Just(kind::FOLLOW), Just(kind::NEXT), Just(kind::GATE),
+            Just(kind::STEP), Just(kind::TENSORS), any::<u32>(),
         ],
         words in proptest::collection::vec(prop_oneof![8 => 0..4u64, 1 => any::<u64>()], 0..60),
         rounded: bool,

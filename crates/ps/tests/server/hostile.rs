@@ -13,7 +13,7 @@ use super::*;
 /// A life that no partition here has: whatever is asked of it changes nothing.
 const OTHER_LIFE: u64 = 0x0123_4567;
 const MORE: u64 = 1 << 31;
-const KINDS: [u32; 11] = [
+const KINDS: [u32; 12] = [
     kind::PULL,
     kind::PUSH,
     kind::STAGE,
@@ -21,6 +21,7 @@ const KINDS: [u32; 11] = [
     kind::FENCE,
     kind::COPY,
     kind::HAND_OVER,
+    kind::TENSORS,
     kind::FOLLOW,
     kind::NEXT,
     kind::GATE,
@@ -131,6 +132,7 @@ fn believable(rng: &mut Rng, request: u32, life: u64, shard: u32, frame: &mut Fr
         kind::COPY => ps::copy(frame, number, part, true, 4),
         // These would take partitions away.
         kind::HAND_OVER => ps::hand_over(frame, number, &[(place, OTHER_LIFE)]),
+        kind::TENSORS => ps::tensors(frame, number, place, count),
         kind::FOLLOW => ps::follow(frame, number, (place, OTHER_LIFE)),
         kind::NEXT => ps::next(frame, number, 0),
         kind::GATE => gate::ask(frame, number, life, Ask::Look, 0),

@@ -69,8 +69,7 @@ fn moved(partition: &mut Partition) -> Partition {
     while partition.unsent() > 0 {
         new.put_rows(&partition.copy_next(7, 1000)).unwrap();
     }
-    let tensors = partition.tensors().iter().map(|t| (t.values().to_vec(), t.slots().to_vec())).collect();
-    new.take_over(partition.head(), tensors).unwrap();
+    new.take_over(partition.head(), &partition.tensor_floats()).unwrap();
     partition.end_copy(copy);
     new
 }

@@ -8,11 +8,12 @@ use elasticdl_wire::ps::kind;
 use super::*;
 use crate::backups::also;
 use crate::partition::copy::Copied;
-use crate::requests::copy::{Handed, take_copied, take_handed};
+use crate::requests::copy::{Handed, take_copied, take_handed, take_tensors};
 use crate::requests::follow::{Followed, take_followed};
 use crate::test_model::bounded_model;
 
-const PLACE: PartitionId = PartitionId(1);
+/// It has tensors.
+const PLACE: PartitionId = PartitionId(2);
 
 /// Models without a bound and with one, and what servers of each say.
 static SAID: LazyLock<[(Arc<Model>, Vec<Frame>); 2]> = LazyLock::new(|| {
@@ -57,6 +58,11 @@ fn said(model: &Arc<Model>) -> Vec<Frame> {
             requests.answer(&frame, &mut reply).unwrap();
         }
         all.push(std::mem::take(&mut reply));
+        if request == kind::FOLLOW {
+            ps::tensors(&mut frame, 1, PLACE, 0);
+            requests.answer(&frame, &mut reply).unwrap();
+            all.push(std::mem::take(&mut reply));
+        }
     }
     push(&mut frame, model, 0, &ids);
     ps::did(&mut reply, 1, Some(&[frame]));
@@ -73,22 +79,27 @@ fn take(answer: &Frame, model: &Arc<Model>) -> bool {
             let mut copied = Copied::default();
             matches!(take_copied(payload, &mut copied), Ok(Some(_))) && partition.put_rows(&copied).is_ok()
         }
-        kind::HANDED => match take_handed(payload, model, &[(PLACE, 1)]) {
+        kind::HANDED => match take_handed(payload, &[(PLACE, 1)]) {
             // The rows are not there.
-            Ok(Handed::Yes(mut kept)) => {
-                let kept = kept.remove(0);
-                partition.take_over(kept.head, kept.tensors).is_err()
+            Ok(Handed::Yes(mut heads)) => {
+                let floats = partition.tensor_floats();
+                partition.take_over(heads.remove(0), &floats).is_err()
             }
             _ => false,
         },
-        kind::FOLLOWED => match take_followed(payload, model, PLACE) {
+        kind::FOLLOWED => match take_followed(payload, PLACE) {
             Ok(Followed::Yes(lacking)) => {
-                let (kept, rows) = *lacking;
+                let (head, rows) = *lacking;
+                let floats = partition.tensor_floats();
                 rows.iter().all(|some| partition.put_rows(some).is_ok())
-                    && partition.take_over(kept.head, kept.tensors).is_ok()
+                    && partition.take_over(head, &floats).is_ok()
             }
             _ => false,
         },
+        kind::FLOATS => {
+            let due = partition.tensor_floats_due();
+            take_tensors(payload, due).is_ok_and(|floats| floats.len() == due)
+        }
         kind::DID => {
             let Ok(Some(frames)) = ps::take_did(payload) else { return false };
             let shadow = Partitions::new(Arc::clone(model));
@@ -108,9 +119,9 @@ fn take(answer: &Frame, model: &Arc<Model>) -> bool {
 fn what_servers_say_to_each_other_is_taken() {
     for (model, said) in &*SAID {
         let kinds: Vec<u32> = said.iter().map(Frame::kind).collect();
-        assert_eq!(kinds, [kind::COPIED, kind::HANDED, kind::FOLLOWED, kind::DID]);
+        assert_eq!(kinds, [kind::COPIED, kind::HANDED, kind::FOLLOWED, kind::FLOATS, kind::DID]);
         // A partition is followed when most of its rows were copied.
-        for (answer, whole) in said.iter().zip([true, true, false, true]) {
+        for (answer, whole) in said.iter().zip([true, true, false, true, true]) {
             assert_eq!(take(answer, model), whole, "{:#x}", answer.kind());
         }
     }
@@ -121,7 +132,7 @@ proptest! {
 
     #[test]
     fn harmed_answers_of_servers_are_taken_or_refused(
-        which in 0..4usize,
+        which in 0..5usize,
         bounded: bool,
         harms in proptest::collection::vec(
             (any::<proptest::sample::Index>(), prop_oneof![3 => 0..20u64, 2 => any::<u64>(), 1 => (0..64u32).prop_map(|bit| 1 << bit)]),
@@ -147,7 +158,7 @@ proptest! {
 
     #[test]
     fn any_words_are_taken_for_an_answer_or_refused(
-        kind in prop_oneof![Just(kind::COPIED), Just(kind::HANDED), Just(kind::FOLLOWED), Just(kind::DID)],
+        kind in prop_oneof![Just(kind::COPIED), Just(kind::HANDED), Just(kind::FOLLOWED), Just(kind::FLOATS), Just(kind::DID)],
         words in proptest::collection::vec(prop_oneof![8 => 0..4u64, 1 => any::<u64>()], 0..60),
         bounded: bool,
     ) {
