@@ -112,8 +112,9 @@ pub fn resolve(inputs: &Inputs<'_>) -> Result<Resolved, Problems> {
     for (path, text) in &inputs.flags {
         match find(path) {
             Some(setting) => resolver.text(setting, &format!("flag {path}"), text, Source::Flag),
+            None if tables::say(&mut resolver, path, text) => {}
             None => {
-                let hint = nearest(path, SETTINGS.iter().map(|s| s.path));
+                let hint = tables::hint(path).or_else(|| nearest(path, SETTINGS.iter().map(|s| s.path)));
                 resolver.problem(&format!("flag {path}"), "no such setting".into(), hint);
             }
         }

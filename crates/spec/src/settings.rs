@@ -349,7 +349,7 @@ pub const SETTINGS: &[Setting] = &[
         "tables",
         Rule::Mapping,
         Value("{}"),
-        "Settings of single tables by name, and of all by \"*\", as in { \"*\": { l2: 1e-6 } }; what is said of one counts before what is said of all. l2: so much of each weight of a row is added to its gradient whenever the row is trained. wire: how rows and gradients travel between workers and servers, f32 as they are, bf16 or f16 rounded and half as long. memory_max: so much memory, as in 2Gi, may all rows of the table take on all servers together, with slots and indexes. admit_after: so many pushes name an id before it gets a row; 1 unless said. evict: whose row goes where memory_max is reached, use for one that was not trained lately, age for the one that was born first.",
+        "Settings of single tables by name, and of all by \"*\", as in { \"*\": { l2: 1e-6 } }, or --set 'tables.*.l2=1e-6'; what is said of one counts before what is said of all. l2: so much of each weight of a row is added to its gradient whenever the row is trained. wire: how rows and gradients travel between workers and servers, f32 as they are, bf16 or f16 rounded and half as long. memory_max: so much memory, as in 2Gi, may all rows of the table take on all servers together, with slots and indexes. admit_after: so many pushes name an id before it gets a row; 1 unless said. evict: whose row goes where memory_max is reached, use for one that was not trained lately, age for the one that was born first.",
     ),
     setting(
         "evaluate.every",

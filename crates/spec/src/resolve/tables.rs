@@ -1,10 +1,37 @@
 //! `tables`: whether what is said of single tables has a meaning. Which tables a model has is not known here.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::{Resolver, nearest, value};
+use super::{Resolver, Source, nearest, parse_yaml, value};
 use crate::settings::Rule;
 use crate::tables::{EVERY_TABLE, TABLE_SETTINGS};
+
+/// Takes a flag `tables.NAME.KEY` beside what was said of tables before. `false`: it is none.
+pub fn say(resolver: &mut Resolver, path: &str, text: &str) -> bool {
+    let Some((name, key)) = path.strip_prefix("tables.").and_then(|rest| rest.rsplit_once('.')) else {
+        return false;
+    };
+    let raw = parse_yaml(text).unwrap_or_else(|_| text.into());
+    let (said, source) = resolver.values.entry("tables").or_insert_with(|| (json!({}), Source::Flag));
+    // What is no mapping has been found fault with already.
+    if let Value::Object(tables) = said {
+        let of_table = tables.entry(name).or_insert_with(|| json!({}));
+        if of_table.is_null() {
+            *of_table = json!({});
+        }
+        if let Value::Object(of_table) = of_table {
+            of_table.insert(key.into(), raw);
+        }
+        *source = Source::Flag;
+    }
+    true
+}
+
+/// What a flag `tables.KEY` lacks.
+pub fn hint(path: &str) -> Option<String> {
+    let key = path.strip_prefix("tables.").filter(|key| keys().contains(key))?;
+    Some(format!("tables.*.{key} is for every table, tables.NAME.{key} for one"))
+}
 
 /// Checks what is said of each table, and puts it in its normal form.
 pub fn check(resolver: &mut Resolver) {
@@ -66,4 +93,44 @@ fn check_one(resolver: &mut Resolver, place: &str, settings: &Map<String, Value>
 
 fn keys() -> Vec<&'static str> {
     TABLE_SETTINGS.iter().map(|setting| setting.key).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::resolve::{Inputs, Resolved, Source, resolve};
+    use crate::tables::Precision;
+
+    fn with(tables: &str, flags: &[(&str, &str)]) -> Result<Resolved, String> {
+        let file = format!(
+            "apiVersion: elasticdl.org/v1\nkind: ElasticJob\nmetadata: {{ name: ctr }}\nspec:\n  \
+             model: {{ zoo: deepfm }}\n  data: {{ train: a.tsv, layout: criteo }}\n  tables: {tables}\n"
+        );
+        let flags = flags.iter().map(|(path, text)| (path.to_string(), text.to_string())).collect();
+        resolve(&Inputs { file: Some(&file), flags, ..Inputs::default() }).map_err(|p| p.to_string())
+    }
+
+    #[test]
+    fn a_flag_says_one_thing_of_one_table_and_leaves_the_rest() {
+        let file = r#"{ "*": { wire: f16, l2: 0.5 }, words: }"#;
+        let flags = [("tables.*.memory_max", "2Gi"), ("tables.*.l2", "0.25"), ("tables.words.wire", "bf16")];
+        let resolved = with(file, &flags).unwrap();
+        let (every, words) = (resolved.job.tables.of("embedding"), resolved.job.tables.of("words"));
+        assert_eq!((every.memory_max, every.l2, every.wire), (Some(2 << 30), 0.25, Precision::F16));
+        assert_eq!((words.memory_max, words.l2, words.wire), (Some(2 << 30), 0.25, Precision::Bf16));
+        assert_eq!(resolved.values["tables"].1, Source::Flag);
+        assert_eq!(with("{}", &flags[..1]).unwrap().job.tables.of("x").memory_max, Some(2 << 30));
+    }
+
+    #[test]
+    fn a_flag_for_a_table_is_checked_as_the_file_is() {
+        let refused = with("{}", &[("tables.*.memory_mx", "2Gi")]).unwrap_err();
+        assert_eq!(refused, "spec.tables.*.memory_mx: unknown key\n  hint: did you mean memory_max?");
+        let refused = with("{}", &[("tables.*.memory_max", "much")]).unwrap_err();
+        assert!(refused.starts_with("spec.tables.*.memory_max: \"much\" was given; this takes"), "{refused}");
+        let refused = with("{}", &[("tables.memory_max", "2Gi")]).unwrap_err();
+        let hint = "hint: tables.*.memory_max is for every table, tables.NAME.memory_max for one";
+        assert_eq!(refused, format!("flag tables.memory_max: no such setting\n  {hint}"));
+        let refused = with("{}", &[("table.*.wire", "f16")]).unwrap_err();
+        assert!(refused.starts_with("flag table.*.wire: no such setting"), "{refused}");
+    }
 }
