@@ -144,7 +144,8 @@ pub fn status(args: &args::Status) -> anyhow::Result<Exit> {
 }
 
 fn drawn(status: &Status) -> String {
-    let block = Block { width: 120, height: usize::MAX / 2, colour: false };
+    // Nothing is cut off: a terminal wraps lines that are too long, and a program wants all of them.
+    let block = Block { width: usize::MAX, height: usize::MAX / 2, colour: false };
     block.lines(status, &Rates::default()).join("\n")
 }
 

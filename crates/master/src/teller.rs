@@ -57,11 +57,13 @@ impl Teller {
         let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
         let event = status::Event { event: event.into(), seq: self.log.next_seq(), seconds, unix_ms, fields };
         match serde_json::to_string(&event) {
-            Ok(line) => {
+            Ok(mut line) => {
                 if event.event != "progress" {
                     tracing::info!("{line}");
                 }
-                if let Err(error) = writeln!(self.file, "{line}") {
+                // All at once: a line without its end would swallow the next master's first.
+                line.push('\n');
+                if let Err(error) = self.file.write_all(line.as_bytes()) {
                     tracing::warn!(%error, "cannot write the event to events.jsonl");
                 }
             }

@@ -28,6 +28,8 @@ pub struct Account {
     pub replay: Option<f64>,
     /// How many records that was.
     pub redone: Option<u64>,
+    /// A master died before that, and its successor does not tell when it was done.
+    pub untold: bool,
 }
 
 /// Reckons what came of each hit.
@@ -44,7 +46,8 @@ pub fn is_over(hit: &Hit, account: &Account) -> bool {
         (Deed::Kill, Target::Worker) => account.regroup.is_some(),
         (Deed::Kill, Target::Master) => account.load.is_some(),
         (Deed::Kill, Target::Server) => {
-            account.load.is_some() && account.replay.is_some() == account.redone.is_some()
+            let replayed = account.replay.is_some() || account.untold;
+            account.load.is_some() && replayed == account.redone.is_some()
         }
     }
 }
@@ -111,10 +114,12 @@ impl<'a> Story<'a> {
         };
         if let Some(replay) = replay {
             account.redone = number(replay, "records");
-            let replayed = self.events.iter().find(|e| e.seq > replay.seq && e.event == "replayed");
-            account.replay = match number(replay, "tasks") {
-                Some(0) => Some(0.0),
-                _ => replayed.map(|replayed| seconds(replay.unix_ms, replayed)),
+            let mut later = self.events.iter().filter(|e| e.seq > replay.seq);
+            let end = later.find(|e| e.event == "replayed" || e.event == "started");
+            (account.replay, account.untold) = match (number(replay, "tasks"), end) {
+                (Some(0), _) => (Some(0.0), false),
+                (_, Some(end)) if end.event == "started" => (None, true),
+                (_, end) => (end.map(|replayed| seconds(replay.unix_ms, replayed)), false),
             };
         }
         account
@@ -278,10 +283,15 @@ mod tests {
             regroup: Some(0.01),
             load: Some(0.25),
             redone: Some(12_288),
-            replay: None,
+            ..Account::default()
         };
         assert_eq!(account(&hits, &events(lines.clone())), [loaded]);
         assert!(!is_over(&hits[0], &loaded), "it has not caught up yet");
+        let mut next = lines.clone();
+        next.as_array_mut().unwrap().push(json!([1900, "started", { "term": 2 }]));
+        let untold = account(&hits, &events(next))[0];
+        assert_eq!(untold, Account { untold: true, ..loaded });
+        assert!(is_over(&hits[0], &untold), "the next master tells of no end of it");
         lines.as_array_mut().unwrap().push(json!([2105, "replayed", { "tasks": 3 }]));
         let over = account(&hits, &events(lines))[0];
         assert_eq!(over, Account { replay: Some(1.1), ..loaded });
@@ -380,6 +390,7 @@ mod tests {
                 load: Some(0.25),
                 replay: Some(1.4),
                 redone: Some(12_288),
+                untold: false,
             },
             Account { regroup: Some(0.09), load: Some(0.004), ..Account::default() },
             Account::default(),

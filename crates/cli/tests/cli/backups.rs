@@ -5,7 +5,7 @@ use std::process::Stdio;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::chaos::{audit, counting, every_row_is_right};
+use super::chaos::{CHAINS, adds, audit, counting, every_row_is_right};
 use super::failpoints::{hits, with_points};
 use super::moves::{ends_fast, is_hit, pid, slow};
 use super::world::{Running, World, signal, wait_for};
@@ -40,7 +40,7 @@ pub(super) fn backed_up(world: &World) {
     });
 }
 
-fn kill(world: &World, server: usize) {
+pub(super) fn kill(world: &World, server: usize) {
     let pid = world.status("count")["servers"][server]["pid"].as_u64().unwrap();
     signal(pid as u32, Signal::KILL);
 }
@@ -137,9 +137,10 @@ fn kill_pid(status: &Value, server: usize) {
 
 #[test]
 fn backups_in_hybrid_mode_with_chains_of_checkpoints() {
-    let (world, mut job) =
-        training(EPOCHS, &["train.consistency=hybrid", "train.grads_to_wait=2", "checkpoint.full_every=3"]);
+    let sets = ["train.consistency=hybrid", "train.grads_to_wait=2", CHAINS[0], CHAINS[1]];
+    let (world, mut job) = training(EPOCHS, &sets);
     backed_up(&world);
+    adds(&mut job);
     kill(&world, 0);
     job.until("the backups", |e| e["event"] == "promoted");
     assert_eq!(is_exact(&world, job, EPOCHS), 0);

@@ -23,7 +23,7 @@ const MANY: u64 = 80_000;
 /// Passes over so many: far more than slow workers get to.
 const MANY_EPOCHS: u32 = 24;
 /// Each batch takes so long.
-const SLOW: &str = "worker.compute=sleep:10ms@every";
+const SLOW: &str = "worker.compute=sleep:15ms@every";
 
 /// The counting job, with points where processes die.
 fn training(points: &str) -> (World, Running) {
@@ -108,7 +108,7 @@ pub(super) fn is_hit(world: &World, point: &str) {
 }
 
 /// Three servers are wanted, and the third is told to copy some partitions. Returns that event.
-fn growing(world: &World, job: &mut Running) -> Value {
+pub(super) fn growing(world: &World, job: &mut Running) -> Value {
     scale(world, "3");
     let moving = job.until("a move", |e| e["event"] == "moving");
     assert_eq!(moving["to"], 2, "{moving}");
