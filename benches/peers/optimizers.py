@@ -3,8 +3,8 @@
     PYTHON optimizers.py ../../crates/ps/src/optimizer/references.json
 
 Writes the file that `crates/ps/src/optimizer/tests/references.rs` reads: problems (what weights begin as, a gradient
-for each step, what the learning rate is multiplied by at each step) and runs (the weights after steps of a problem,
-the optimizer's slots after the last). All is computed in float64 and told with nine digits. What no framework has is
+for each step, what the learning rate is multiplied by at each step) and runs (the weights after each step of a
+problem, the optimizer's slots after the last). All is computed in float64 and told with nine digits. What no framework has is
 computed by its formula, written out below.
 """
 
@@ -89,6 +89,9 @@ TORCH = [
         ["square_avg"],
     ),
 ]
+# With so much of a weight added to its gradient, as tables may have it.
+L2 = 0.03
+DECAYING = {"sgd", "momentum", "adagrad", "adam", "amsgrad", "rmsprop"}
 FTRL = [
     {"kind": "ftrl", "learning_rate": 0.1, "initial_accumulator": 0.1, "l1": l1, "l2": l2, "beta": beta}
     for l1, l2, beta in [(0.0, 0.0, 0.0), (0.02, 0.03, 0.0), (0.02, 0.03, 0.5)]
@@ -119,9 +122,9 @@ def drawn(seed: int, shape: list[int], steps: int, begins_at_zero: bool) -> dict
     }
 
 
+FROM_ZEROS = "from zeros"
 PROBLEMS = {
     "six steps of four weights": {
-        "told_every": 1,
         "shape": [4],
         "weights": [1.0, -2.0, 0.3, 0.0],
         "gradients": [
@@ -134,8 +137,8 @@ PROBLEMS = {
         ],
         "rates": {"steady": [1.0] * 6, "varying": [0.5, 1.0, 1.0, 0.25, 0.25, 0.1]},
     },
-    "from zeros": {"told_every": 2, **drawn(7, [2, 3], 12, True)},
-    "thirty steps of eleven weights": {"told_every": 10, **drawn(8, [11], 30, False)},
+    FROM_ZEROS: drawn(7, [2, 3], 12, True),
+    "thirty steps of eleven weights": drawn(8, [11], 30, False),
 }
 
 
@@ -200,38 +203,42 @@ def ftrl_with_the_last_rate(spec: dict, problem: dict, rates: list[float]):
     yield None, [*n.tolist(), *z.tolist(), before]
 
 
-def told(steps, every: int) -> dict:
-    """Weights after every so many steps, slots after the last."""
+def told(steps) -> dict:
+    """Weights after every step, slots after the last."""
 
     def nine_digits(numbers: list[float]) -> list[float]:
         return [float(f"{number:.9g}") for number in numbers]
 
     steps = list(steps)
     weights = [nine_digits(weights) for weights, _ in steps[:-1]]
-    return {"weights": weights[every - 1 :: every], "slots": nine_digits(steps[-1][1])}
+    return {"weights": weights, "slots": nine_digits(steps[-1][1])}
 
 
 def runs():
     for name, problem in PROBLEMS.items():
-        every = problem["told_every"]
         for how, rates in problem["rates"].items():
             common = {"problem": name, "rates": how}
-            for spec, kind, arguments, kept in TORCH:
+            decaying = [
+                ({"l2": L2}, spec, kind, {**arguments, "weight_decay": L2}, kept)
+                for spec, kind, arguments, kept in TORCH
+                if name == FROM_ZEROS and spec["kind"] in DECAYING
+            ]
+            for more, spec, kind, arguments, kept in [*[({}, *plain) for plain in TORCH], *decaying]:
                 given = ", ".join(f"{key}={value}" for key, value in arguments.items())
-                steps = by_torch(kind, arguments, kept, problem, rates)
-                yield {"by": f"torch.optim.{kind}({given})", **common, "optimizer": spec, **told(steps, every)}
+                by = {"by": f"torch.optim.{kind}({given})", **common, "optimizer": spec, **more}
+                yield {**by, **told(by_torch(kind, arguments, kept, problem, rates))}
             for settings in (ADAGRAD, ADAGRAD_EPSILON):
                 spec = {"kind": "adagrad_row", **settings}
                 steps = adagrad_by_row(spec, problem, rates)
-                yield {"by": "numpy", **common, "optimizer": spec, **told(steps, every)}
+                yield {"by": "numpy", **common, "optimizer": spec, **told(steps)}
             for spec in FTRL:
                 # TensorFlow takes the present rate for the last one; see ftrl.rs.
                 forgets = {"forgets_the_last_rate": True} if how == "varying" else {}
                 by = {"by": "keras.optimizers.Ftrl", **common, "optimizer": spec, **forgets}
-                yield {**by, **told(by_keras(spec, problem, rates), every)}
+                yield {**by, **told(by_keras(spec, problem, rates))}
                 if how == "varying":
                     steps = ftrl_with_the_last_rate(spec, problem, rates)
-                    yield {"by": "numpy", **common, "optimizer": spec, **told(steps, every)}
+                    yield {"by": "numpy", **common, "optimizer": spec, **told(steps)}
 
 
 def text(value, indent: str = "") -> str:
