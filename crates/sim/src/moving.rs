@@ -285,6 +285,9 @@ impl World {
             if self.sabotage == Sabotage::LastRowsLost {
                 head.rows = copy.partition.tables().iter().map(|table| table.len() as u64).collect();
             }
+            if self.sabotage == Sabotage::RefusedForgotten {
+                head.bounds.iter_mut().for_each(|bounds| bounds.counts.refused = 0);
+            }
             copy.partition.take_over(head, &tensors).expect("all rows were copied");
             self.checkers.leases.opened(pid, &copy.partition);
             let (id, incarnation) = (copy.id, copy.partition.incarnation());

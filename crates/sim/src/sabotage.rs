@@ -20,6 +20,8 @@ pub enum Sabotage {
     TornCut,
     /// A server takes a partition over without the rows that changed while it was copied.
     LastRowsLost,
+    /// A server takes a partition over and forgets what it has refused.
+    RefusedForgotten,
     /// A server answers, and its backup hears of nothing.
     BackupsUnawaited,
     /// A worker tells the gate now and then of a batch that it has not staged.

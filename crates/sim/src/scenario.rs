@@ -10,9 +10,10 @@ use elasticdl_spec::mix::Rng;
 use elasticdl_spec::resolve::{Inputs, resolve};
 use elasticdl_spec::shape::RowPart;
 use elasticdl_spec::{
-    Consistency, Initializer, JobSpec, ModelShape, OptimizerSpec, Plan, Shard, TableShape, TaskId,
-    TensorShape,
+    Consistency, Initializer, JobSpec, ModelShape, OptimizerSpec, Plan, Shard, TableShape, TablesSpec,
+    TaskId, TensorShape,
 };
+use serde_json::json;
 
 /// A world before anything has happened in it.
 #[derive(Debug)]
@@ -142,10 +143,12 @@ fn base_job() -> JobSpec {
     .clone()
 }
 
+const TABLE: &str = "counts";
+
 /// A table that counts, one row per record, and a tensor that counts batches in one partition.
 fn shape() -> ModelShape {
     let zeros = Initializer::Zeros;
-    let table = TableShape { name: "counts".into(), parts: vec![RowPart { width: 1, init: zeros }] };
+    let table = TableShape { name: TABLE.into(), parts: vec![RowPart { width: 1, init: zeros }] };
     let tensor = TensorShape { name: "batches".into(), shape: vec![2], init: zeros };
     ModelShape { tables: vec![table], tensors: vec![tensor] }
 }
@@ -184,6 +187,7 @@ impl Scenario {
         job.checkpoint.keep = 1 + rng.below(3) as u32;
         job.checkpoint.full_every = draw_full_every(seed);
         job.servers.replicas = draw_replicas(seed, &job);
+        job.tables = draw_tables(seed, kind);
         let compute = draw_compute(&mut rng, &job, workers, &shards);
         job.limits.lease = seconds(&mut rng, 0.5, 3.0) + 3 * compute;
         if matches!(kind, Kind::Bounded | Kind::Synchronous | Kind::Hybrid) {
@@ -248,6 +252,12 @@ impl Scenario {
         self.plan.job.is_synchronous()
     }
 
+    /// Whether rows are refused, or make room for others.
+    pub fn is_bounded(&self) -> bool {
+        let table = self.plan.job.tables.of(TABLE);
+        table.admit_after > 1 || table.memory_max.is_some()
+    }
+
     /// How many partitions there are.
     pub fn partitions(&self) -> u32 {
         self.plan.job.servers.partitions
@@ -300,6 +310,19 @@ fn draw_replicas(seed: u64, job: &JobSpec) -> u32 {
     let mut rng = Rng::new(elasticdl_spec::mix::mix2(seed, 0xbac2));
     let could = job.servers.count > 1 && !job.is_staged();
     if could && rng.below(3) == 0 { 2 } else { 1 }
+}
+
+/// Who gets a row, and how much room there is for rows: for all there are, or for some of them. What several gradients
+/// come to where they make a step together cannot be told apart from what was refused. Drawn apart, so that all else
+/// stays what it was.
+fn draw_tables(seed: u64, kind: Kind) -> TablesSpec {
+    let mut rng = Rng::new(elasticdl_spec::mix::mix2(seed, 0xad41));
+    if kind == Kind::Synchronous || rng.below(4) > 0 {
+        return TablesSpec::default();
+    }
+    let memory_max = ["24Ki", "1Mi"][rng.below(2) as usize];
+    let said = json!({ TABLE: { "admit_after": 1 + rng.below(3), "memory_max": memory_max } });
+    serde_json::from_value(said).expect("these are settings of a table")
 }
 
 fn draw_shards(rng: &mut Rng, job: &JobSpec, path: &str, count: u64) -> Vec<Shard> {

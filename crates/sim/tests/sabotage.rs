@@ -70,6 +70,11 @@ fn rows_that_are_lost_when_a_partition_moves_are_noticed() {
 }
 
 #[test]
+fn a_server_that_forgets_what_was_refused_is_noticed() {
+    noticed(Sabotage::RefusedForgotten, "checkpoints", "gradients were refused");
+}
+
+#[test]
 fn answers_before_a_backup_has_it_are_noticed() {
     noticed(Sabotage::BackupsUnawaited, "exact", "was applied");
 }
