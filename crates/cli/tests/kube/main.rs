@@ -1,6 +1,6 @@
 //! Jobs on a real Kubernetes cluster: pods are killed, preempted, starved of memory and lost with their node, the
 //! master among them, and every record counts once. [`operator`]: the same job as a resource. [`command`]:
-//! programs of one's own. [`objects`]: a job in object storage.
+//! programs of one's own. [`objects`]: a job in object storage. [`servers`]: more and fewer servers, and their backups.
 //!
 //! `cargo xtask test` starts a cluster for these tests and names it in `ELASTICDL_TEST_KUBECONFIG`. Set that
 //! yourself to use another one: then `ELASTICDL_TEST_VOLUME` is a volume that all nodes share and everybody may
@@ -17,6 +17,7 @@ mod command;
 mod objects;
 mod operator;
 mod place;
+mod servers;
 
 use place::Place;
 use serde_json::{Value, json};

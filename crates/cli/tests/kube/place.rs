@@ -98,7 +98,12 @@ impl Place {
 
     /// Trains on the cluster and follows the events.
     pub fn train(&self, job: &str) -> Running {
-        let mut command = self.command(&["train", job, "--on", "kubernetes", "--json"]);
+        self.train_with(job, &[])
+    }
+
+    /// The same with more arguments.
+    pub fn train_with(&self, job: &str, more: &[&str]) -> Running {
+        let mut command = self.command(&[&["train", job, "--on", "kubernetes", "--json"], more].concat());
         Running::following(command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap())
     }
 
