@@ -1,35 +1,12 @@
 //! Servers that die where each partition has a backup: nothing is trained again, and every record counts once.
 
-use std::process::Stdio;
-
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::chaos::{CHAINS, adds, audit, counting, every_row_is_right};
-use super::failpoints::{hits, with_points};
+use super::chaos::{CHAINS, adds, counting};
+use super::failpoints::hits;
 use super::moves::{ends_fast, is_hit, pid, slow};
-use super::world::{Running, World, signal, wait_for};
-
-/// Enough for some seconds.
-const EPOCHS: u32 = 12;
-
-/// The counting job with backups, when it trains.
-fn training(epochs: u32, more: &[&str]) -> (World, Running) {
-    let (world, mut job) = begun("", epochs, more);
-    job.until_training();
-    (world, job)
-}
-
-/// The same from its first event on, and points where processes die.
-fn begun(points: &str, epochs: u32, more: &[&str]) -> (World, Running) {
-    let (world, file) = counting(epochs, "");
-    let mut words = vec!["train", &file, "--json", "--set", "servers.replicas=2"];
-    words.extend(more.iter().flat_map(|set| ["--set", *set]));
-    let mut command = world.command(&words);
-    with_points(&world, &mut command, points);
-    let job = Running::following(command.stdout(Stdio::piped()).spawn().unwrap());
-    (world, job)
-}
+use super::world::{World, signal, wait_for};
 
 /// Waits until all partitions have their backups.
 pub(super) fn backed_up(world: &World) {
@@ -43,16 +20,6 @@ pub(super) fn backed_up(world: &World) {
 pub(super) fn kill(world: &World, server: usize) {
     let pid = world.status("count")["servers"][server]["pid"].as_u64().unwrap();
     signal(pid as u32, Signal::KILL);
-}
-
-/// All of it is there once, and this many records were trained again.
-fn is_exact(world: &World, job: Running, epochs: u32) -> u64 {
-    let (last, code) = job.end();
-    assert_eq!((&last["outcome"], code), (&"done".into(), Some(0)), "{last}");
-    audit(world, "count");
-    every_row_is_right(world, epochs);
-    let audit: Value = serde_json::from_str(&world.run(&["audit", "count", "--json"]).ok()).unwrap();
-    audit["replayed"].as_u64().unwrap()
 }
 
 #[test]
@@ -86,11 +53,11 @@ fn a_server_dies_with_a_batch_that_its_backup_has_and_nobody_knows_of() {
 }
 
 fn dies_at(point: &str) {
-    let (world, mut job) = begun(&format!("{point}=kill@1500"), EPOCHS, &[]);
+    let (world, mut job) = slow(&format!("{point}=kill@1500"), &["servers.replicas=2"]);
     let promoted = job.until("the backups", |e| e["event"] == "promoted" || e["event"] == "replay");
     assert_eq!(promoted["event"], "promoted", "{promoted}");
-    assert_eq!(hits(&world), [point]);
-    assert_eq!(is_exact(&world, job, EPOCHS), 0);
+    is_hit(&world, point);
+    assert_eq!(ends_fast(&world, job), 0);
 }
 
 /// Goal: a backup that is lost is made again while training goes on. Its server dies with what was its own, too.
@@ -119,7 +86,7 @@ fn a_server_that_stands_still_is_given_up_as_a_backup() {
 
 #[test]
 fn a_master_and_a_server_die_together() {
-    let (world, mut job) = training(EPOCHS, &[]);
+    let (world, mut job) = slow("", &["servers.replicas=2"]);
     backed_up(&world);
     let (status, (_, master)) = (world.status("count"), world.master("count"));
     signal(master, Signal::STOP);
@@ -128,7 +95,7 @@ fn a_master_and_a_server_die_together() {
     let next = job.until("the next master", |e| e["event"] == "started" && e["term"] == 2);
     assert_eq!(next["adopted"], 3, "{next}");
     job.until("the backups", |e| e["event"] == "promoted");
-    assert_eq!(is_exact(&world, job, EPOCHS), 0);
+    assert_eq!(ends_fast(&world, job), 0);
 }
 
 fn kill_pid(status: &Value, server: usize) {
@@ -137,13 +104,13 @@ fn kill_pid(status: &Value, server: usize) {
 
 #[test]
 fn backups_in_hybrid_mode_with_chains_of_checkpoints() {
-    let sets = ["train.consistency=hybrid", "train.grads_to_wait=2", CHAINS[0], CHAINS[1]];
-    let (world, mut job) = training(EPOCHS, &sets);
+    let hybrid = ["train.consistency=hybrid", "train.grads_to_wait=2"];
+    let (world, mut job) = slow("", &[&["servers.replicas=2"], &hybrid[..], &CHAINS].concat());
     backed_up(&world);
     adds(&mut job);
     kill(&world, 0);
     job.until("the backups", |e| e["event"] == "promoted");
-    assert_eq!(is_exact(&world, job, EPOCHS), 0);
+    assert_eq!(ends_fast(&world, job), 0);
 }
 
 #[test]

@@ -12,12 +12,10 @@ use elasticdl_spec::{Shard, TaskId};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::chaos::{audit, counting, counting_these, every_row_is, every_row_is_right};
+use super::chaos::{audit, counting_these, every_row_is};
 use super::failpoints::{hits, with_points};
 use super::world::{Running, World, signal, wait_for};
 
-/// Enough for some seconds.
-const EPOCHS: u32 = 30;
 /// So many ids that a partition of them is copied in several pieces.
 const MANY: u64 = 80_000;
 /// Passes over so many: far more than slow workers get to.
@@ -25,25 +23,8 @@ const MANY_EPOCHS: u32 = 24;
 /// Each batch takes so long.
 const SLOW: &str = "worker.compute=sleep:15ms@every";
 
-/// The counting job, with points where processes die.
-fn training(points: &str) -> (World, Running) {
-    let (world, file) = counting(EPOCHS, "");
-    let mut command = world.command(&["train", &file, "--json"]);
-    with_points(&world, &mut command, points);
-    let mut job = Running::following(command.stdout(Stdio::piped()).spawn().unwrap());
-    job.until_training();
-    (world, job)
-}
-
 fn scale(world: &World, servers: &str) -> String {
     world.run(&["scale", "count", "--servers", servers]).stderr
-}
-
-fn is_exact(world: &World, job: Running) {
-    let (last, code) = job.end();
-    assert_eq!((&last["outcome"], code), (&"done".into(), Some(0)), "{last}");
-    audit(world, "count");
-    every_row_is_right(world, EPOCHS);
 }
 
 fn moved(job: &mut Running) -> Value {
@@ -52,7 +33,7 @@ fn moved(job: &mut Running) -> Value {
 
 #[test]
 fn servers_come_and_go_while_the_job_trains_and_nothing_is_trained_again() {
-    let (world, mut job) = training("");
+    let (world, mut job) = slow("", &[]);
     assert!(scale(&world, "3").contains("count: 3 servers wanted, 2 before"));
     let first = moved(&mut job);
     assert_eq!(first["to"], 2, "{first}");
@@ -67,9 +48,7 @@ fn servers_come_and_go_while_the_job_trains_and_nothing_is_trained_again() {
         servers.as_array().filter(|servers| servers.len() == 1).cloned()
     });
     assert_eq!(left[0]["id"], 0);
-    is_exact(&world, job);
-    let audit: Value = serde_json::from_str(&world.run(&["audit", "count", "--json"]).ok()).unwrap();
-    assert_eq!(audit["replayed"], 0, "rows were carried over and not trained again");
+    assert_eq!(ends_fast(&world, job), 0, "rows were carried over and not trained again");
 }
 
 /// A counting job with so many ids, whose workers are too slow to end it before whatever a test waits for, when most of
@@ -160,7 +139,7 @@ fn a_master_killed_while_rows_are_copied_costs_nothing_and_the_next_one_has_them
 /// has given it to.
 #[test]
 fn both_servers_killed_one_after_the_other_when_the_ledger_has_given_partitions_away() {
-    let (world, mut job) = training("ps.taking_over=sleep:1h");
+    let (world, mut job) = slow("ps.taking_over=sleep:1h", &[]);
     scale(&world, "3");
     job.until("a move", |e| e["event"] == "moving");
     is_hit(&world, "ps.taking_over");
@@ -168,7 +147,7 @@ fn both_servers_killed_one_after_the_other_when_the_ledger_has_given_partitions_
     signal(pid(&world, 0), Signal::KILL);
     job.until("the replay", |e| e["event"] == "replay");
     signal(pid(&world, 2), Signal::KILL);
-    is_exact(&world, job);
+    ends_fast(&world, job);
 }
 
 /// Ids whose rows are nearly all in partitions of the first of two servers.
@@ -253,26 +232,26 @@ fn killed_when_partitions_are_handed_over_and_not_served() {
 }
 
 fn killed_at(point: &str) {
-    let (world, mut job) = training(&format!("{point}=kill"));
+    let (world, mut job) = slow(&format!("{point}=kill"), &[]);
     scale(&world, "3");
     job.until("the loss", |e| e["event"] == "replay");
-    assert_eq!(hits(&world), [point]);
-    is_exact(&world, job);
+    is_hit(&world, point);
+    ends_fast(&world, job);
 }
 
 #[test]
 fn a_master_killed_when_it_has_written_down_whose_partitions_are() {
-    let (world, mut job) = training("master.moved_recorded=kill");
+    let (world, mut job) = slow("master.moved_recorded=kill", &[]);
     scale(&world, "3");
     let next = job.until("the next master", |e| e["event"] == "started" && e["term"] == 2);
     assert_eq!(next["adopted"], 5, "{next}");
-    assert_eq!(hits(&world), ["master.moved_recorded"]);
-    is_exact(&world, job);
+    is_hit(&world, "master.moved_recorded");
+    ends_fast(&world, job);
 }
 
 #[test]
 fn a_number_of_servers_that_cannot_be_is_refused() {
-    let (world, mut job) = training("");
+    let (world, mut job) = slow("", &[]);
     for wrong in ["0", "5"] {
         let said = world.run(&["scale", "count", "--servers", wrong]);
         assert_eq!(said.code, Some(1), "{}", said.stderr);
