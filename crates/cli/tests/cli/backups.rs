@@ -56,7 +56,7 @@ fn dies_at(point: &str) {
     let (world, mut job) = slow(&format!("{point}=kill@1500"), &["servers.replicas=2"]);
     let promoted = job.until("the backups", |e| e["event"] == "promoted" || e["event"] == "replay");
     assert_eq!(promoted["event"], "promoted", "{promoted}");
-    is_hit(&world, point);
+    assert_eq!(hits(&world), ["worker.compute", point]);
     assert_eq!(ends_fast(&world, job), 0);
 }
 

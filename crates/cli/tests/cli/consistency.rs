@@ -91,7 +91,7 @@ fn rides_through_a_move(train: &str, point: &str) {
     job.until("most rows", |e| e["event"] == "progress" && e["records"].as_u64() > Some(ROWS));
     world.run(&["scale", "ctr", "--servers", "3"]).ok();
     job.until(then, |e| e["event"] == then);
-    assert!(hits(&world).iter().any(|hit| hit == point), "{point} was reached");
+    assert_eq!(hits(&world), ["worker.compute", point]);
     ends_fast(&world, job, EPOCHS);
 }
 

@@ -235,7 +235,7 @@ fn killed_at(point: &str) {
     let (world, mut job) = slow(&format!("{point}=kill"), &[]);
     scale(&world, "3");
     job.until("the loss", |e| e["event"] == "replay");
-    is_hit(&world, point);
+    assert_eq!(hits(&world), ["worker.compute", point]);
     ends_fast(&world, job);
 }
 
@@ -245,7 +245,7 @@ fn a_master_killed_when_it_has_written_down_whose_partitions_are() {
     scale(&world, "3");
     let next = job.until("the next master", |e| e["event"] == "started" && e["term"] == 2);
     assert_eq!(next["adopted"], 5, "{next}");
-    is_hit(&world, "master.moved_recorded");
+    assert_eq!(hits(&world), ["worker.compute", "master.moved_recorded"]);
     ends_fast(&world, job);
 }
 

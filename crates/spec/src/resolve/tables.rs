@@ -8,7 +8,8 @@ use crate::tables::{EVERY_TABLE, TABLE_SETTINGS};
 
 /// Takes a flag `tables.NAME.KEY` beside what was said of tables before. `false`: it is none.
 pub fn say(resolver: &mut Resolver, path: &str, text: &str) -> bool {
-    let Some((name, key)) = path.strip_prefix("tables.").and_then(|rest| rest.rsplit_once('.')) else {
+    let said = path.strip_prefix("tables.").and_then(|rest| rest.rsplit_once('.'));
+    let Some((name, key)) = said.filter(|(name, key)| !name.is_empty() && !key.is_empty()) else {
         return false;
     };
     let raw = parse_yaml(text).unwrap_or_else(|_| text.into());
@@ -130,7 +131,9 @@ mod tests {
         let refused = with("{}", &[("tables.memory_max", "2Gi")]).unwrap_err();
         let hint = "hint: tables.*.memory_max is for every table, tables.NAME.memory_max for one";
         assert_eq!(refused, format!("flag tables.memory_max: no such setting\n  {hint}"));
-        let refused = with("{}", &[("table.*.wire", "f16")]).unwrap_err();
-        assert!(refused.starts_with("flag table.*.wire: no such setting"), "{refused}");
+        for nothing in ["table.*.wire", "tables..wire", "tables.*.", "tables."] {
+            let refused = with("{}", &[(nothing, "f16")]).unwrap_err();
+            assert!(refused.starts_with(&format!("flag {nothing}: no such setting")), "{refused}");
+        }
     }
 }
